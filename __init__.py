@@ -1,0 +1,1 @@
+"""Halo VAE: exact, planned and recorded VAE decoding for ComfyUI and for plain torch."""

@@ -1,0 +1,1 @@
+"""ComfyUI nodes: thin classes over the profiler and the engine."""

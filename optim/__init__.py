@@ -1,0 +1,1 @@
+"""The engine: weights to Program to Plan to picture. Imports no ComfyUI and no profiler."""

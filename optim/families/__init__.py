@@ -1,0 +1,1 @@
+"""Decoder families: each recognises its weights and lowers them to a Program."""

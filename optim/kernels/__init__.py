@@ -1,0 +1,1 @@
+"""Kernels the executor calls: stage, convolve, attend, take moments."""

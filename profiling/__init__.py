@@ -1,0 +1,1 @@
+"""Records of decodes: collecting, storing, rendering. Imports the engine, never ComfyUI."""

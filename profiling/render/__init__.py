@@ -1,0 +1,1 @@
+"""Records as text: nothing here measures."""
