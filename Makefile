@@ -1,0 +1,40 @@
+# Needs Python >= 3.10 with pip, and a POSIX shell. Everything goes into .venv unless VENV names another environment.
+PYTHON ?= python3
+# An environment that holds the torch of your device already: make VENV=path/to/env demo
+VENV ?= .venv
+# What to hand to pip for torch, options included; an environment that has torch keeps the one it has.
+TORCH ?= torch
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.halo-vae-installed
+# Threads that wait without spinning: fairer on a busy machine.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: demo test lint clean
+
+demo: $(STAMP)
+	$(BIN)/halo-vae demo -o demo_output --force
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	@# mypy wants a valid package name as the folder's name, and a checkout may have any: look through a link.
+	@link=$$(mktemp -d) && ln -s "$(CURDIR)" "$$link/halo_vae" && mypy=$$(cd $(BIN) && pwd)/mypy && \
+	(cd "$$link" && "$$mypy" --config-file halo_vae/pyproject.toml --cache-dir halo_vae/.mypy_cache \
+	-p halo_vae.optim -p halo_vae.profiling); status=$$?; rm -rf "$$link"; exit $$status
+
+$(BIN)/python:
+	@# Some systems ship Python without ensurepip: then the system's pip fills the new environment.
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	$(PYTHON) -m pip --python $(BIN)/python install pip; }
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@# torch first, as the user wants it; the package names it without version, so pip leaves it alone afterwards.
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo_output
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""Optional test groups: off unless asked for by `--with NAME`; skipped with a reason where something is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+GROUPS = ("comfyui", "browser", "gpu", "gfx1151", "slow")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--with",
+        action="append",
+        default=[],
+        choices=(*GROUPS, "all"),
+        dest="with_groups",
+        help="also run the tests of this group; may be given several times",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = set(config.getoption("with_groups"))
+    reasons = {group: _reason_to_skip(group, asked) for group in GROUPS}
+    for item in items:
+        for group in GROUPS:
+            if item.get_closest_marker(group) is not None and (reason := reasons[group]) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _reason_to_skip(group: str, asked: set[str]) -> str | None:
+    """Why tests of a group do not run here, or None if they do."""
+    if not asked & {group, "all"}:
+        return f"{group} tests are off; run them with --with {group}"
+    return _MISSING[group]() if group in _MISSING else None
+
+
+def _missing_comfyui() -> str | None:
+    return None if os.environ.get("HALO_VAE_COMFYUI") else "HALO_VAE_COMFYUI names no ComfyUI (DIR=PYTHON pairs)"
+
+
+def _missing_browser() -> str | None:
+    return None if importlib.util.find_spec("playwright") else "playwright is not installed"
+
+
+def _missing_gpu() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA or HIP device"
+
+
+def _missing_gfx1151() -> str | None:
+    import torch
+
+    if (missing := _missing_gpu()) is not None:
+        return missing
+    arch = getattr(torch.cuda.get_device_properties(0), "gcnArchName", "")
+    return None if arch.lower().split(":")[0] == "gfx1151" else f"the device is {arch or 'not an AMD one'}, not gfx1151"
+
+
+_MISSING = {
+    "comfyui": _missing_comfyui,
+    "browser": _missing_browser,
+    "gpu": _missing_gpu,
+    "gfx1151": _missing_gfx1151,
+}
+
+
+@pytest.fixture(autouse=True)
+def _user_folders_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test never writes to the user's own history or tuning store."""
+    home = tmp_path_factory.mktemp("user")
+    monkeypatch.setenv("HALO_VAE_DATA_DIR", str(home / "data"))
+    monkeypatch.setenv("HALO_VAE_CACHE_DIR", str(home / "cache"))
