@@ -200,3 +200,7 @@ class SilentObserver:
 
     def converted(self, nbytes: int) -> None:
         """Ignore."""
+
+
+SILENT: DecodeObserver = SilentObserver()
+"""The default observer."""
