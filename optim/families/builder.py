@@ -11,6 +11,12 @@ from .keys import Keys
 NORM_GROUPS = 32
 """Group count of every KL-like decoder; it cannot be read from the weights."""
 NORM_EPS = 1e-6
+_ATTENTION_NAMES = (
+    ("norm", "q", "k", "v", "proj_out"),
+    ("group_norm", "to_q", "to_k", "to_v", "to_out.0"),
+    ("group_norm", "query", "key", "value", "proj_attn"),
+)
+"""Norm, query, key, value and output projection, as ldm, diffusers and older diffusers name them."""
 
 
 def hinted_groups(hints: Mapping[str, str]) -> int:
@@ -92,14 +98,12 @@ class Builder:
     def attention(self, name: str, source: int) -> int:
         """Single-head attention over H x W, whichever of the usual names its projections carry."""
         channels = self.channels(source)
-        norm = self.keys.first_of(f"{name}.norm.weight", f"{name}.group_norm.weight").removesuffix(".weight")
+        names = max(_ATTENTION_NAMES, key=lambda parts: sum(self.keys.has(f"{name}.{part}.") for part in parts))
+        norm, q, k, v, proj = (f"{name}.{part}" for part in names)
         op = Attention(
             name=self.keys.full(name), inputs=(source,), output=len(self._values), channels=channels,
-            norm=self.norm(norm, channels),
-            q=self._linear(name, ("q", "to_q", "query"), channels),
-            k=self._linear(name, ("k", "to_k", "key"), channels),
-            v=self._linear(name, ("v", "to_v", "value"), channels),
-            proj=self._linear(name, ("proj_out", "to_out.0", "proj_attn"), channels),
+            norm=self.norm(norm, channels), q=self._linear(q, channels), k=self._linear(k, channels),
+            v=self._linear(v, channels), proj=self._linear(proj, channels),
         )  # fmt: skip
         return self._add(op, channels, source, 1)
 
@@ -145,9 +149,8 @@ class Builder:
             raise WeightsError(f"{weight!r} gives {out} channels, to which {have} cannot be added; the file is damaged")
         return out // have
 
-    def _linear(self, scope: str, names: tuple[str, ...], channels: int) -> Linear:
-        weight = self.keys.first_of(*(f"{scope}.{name}.weight" for name in names))
-        bias = weight.removesuffix("weight") + "bias"
+    def _linear(self, name: str, channels: int) -> Linear:
+        weight, bias = f"{name}.weight", f"{name}.bias"
         shape = self.keys.shape(weight)
         if shape not in ((channels, channels), (channels, channels, 1, 1)):
             raise WeightsError(
