@@ -15,7 +15,7 @@ from torch.nn import functional
 NORM_GROUPS = 32
 NORM_EPS = 1e-6
 _RESIDUAL_GAIN = 0.5
-"""Each res block adds half a unit of deviation, so that the stream of a deep random decoder stays below 4."""
+"""Each res block adds half a unit of deviation, so that the stream of a random decoder stays below 2."""
 
 
 class Norm(nn.Module):
