@@ -1,0 +1,300 @@
+"""The blended method: overlapping tiles of an opaque decoder, feathered into one picture.
+
+It repairs what it can: a non-finite tile is decoded again in float32, a shortage of memory starts the decode again
+with smaller tiles. Tiles lack the neighbours that a decoder's convolutions and norms would see, so the picture is
+approximate unless one tile holds it all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .blend_plan import BlendPlan, DtypeChoice, choose_dtype, plan_blend, summarise, warn_of_cut_overlap, wider_dtype
+from .blend_weights import feather
+from .device import DeviceProfile, describe_device
+from .errors import HaloError, NonFiniteError
+from .errors_oom import is_out_of_memory
+from .events import SILENT, DecodeObserver, Fallback, OpReport
+from .opaque import Decode, OpaqueDecoder, check_finite, dtype_name, fit_latent, is_finite
+from .rng import RandomScope
+from .settings import DecodeSettings
+from .tiling import Span
+
+log = logging.getLogger(__name__)
+
+Finish = Callable[[Tensor], Tensor]
+"""Raw float32 rows [B, C, h, w] -> the same in picture range; may work in place."""
+
+MAX_ATTEMPTS = 8
+"""Most times a decode begins, the first included."""
+OP_NAME = "decode"
+_FINISH_ROWS = 256
+
+
+def decode_blended(
+    opaque: OpaqueDecoder,
+    latent: Tensor,
+    settings: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
+    *,
+    finish: Finish,
+    observer: DecodeObserver = SILENT,
+    out_device: torch.device | str = "cpu",
+    profile: DeviceProfile | None = None,
+) -> Tensor:
+    """Decode a latent [B, C, H, W] or [B, C, T, H, W] to pictures [B * frames, H, W, C], float32, on `out_device`.
+
+    One tile that holds the whole latent is one call per pass, bit-equal to the untiled decode. The latent is read only;
+    the global random state is as it was before, also after an error; gradients are never recorded. `profile` is the
+    device's own unless given. LatentError on a latent that does not fit or is not finite; NonFiniteError where no
+    allowed dtype gives a finite tile; torch's out-of-memory error where no smaller tile helps. Whatever the observer or
+    the decoder raises besides leaves as it is.
+    """
+    observer.mark("plan")
+    fitted = fit_latent(opaque, latent)
+    check_finite(fitted)
+    choice = choose_dtype(opaque, settings)
+    plan = plan_blend(opaque, tuple(fitted.shape), settings, profile or describe_device(opaque.device))
+    warn_of_cut_overlap(plan, settings)
+    with RandomScope(opaque.device, settings.seed) as rng, torch.inference_mode():
+        run = _Run(opaque, fitted, settings, choice, finish, observer, torch.device(out_device), rng)
+        return run.to_end(plan)
+
+
+class _Run:
+    """One decode: its accumulator, its dtype and what went wrong so far."""
+
+    def __init__(
+        self,
+        opaque: OpaqueDecoder,
+        latent: Tensor,
+        settings: DecodeSettings,
+        choice: DtypeChoice,
+        finish: Finish,
+        observer: DecodeObserver,
+        out_device: torch.device,
+        rng: RandomScope,
+    ) -> None:
+        self.opaque, self.latent, self.settings, self.choice = opaque, latent, settings, choice
+        self.finish, self.observer, self.out_device, self.rng = finish, observer, out_device, rng
+        self.out: Tensor | None = None
+        self.tried: Counter[torch.dtype] = Counter()
+        self.failed: Counter[torch.dtype] = Counter()
+        self.kept: Counter[torch.dtype] = Counter()
+        self.share_done = 0.0
+
+    def to_end(self, plan: BlendPlan) -> Tensor:
+        """Attempts with ever smaller tiles, each from scratch, until one goes through."""
+        if self.choice.fallback is not None:
+            self.observer.fallback(self.choice.fallback)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            self.observer.planned(summarise(plan, self.opaque, self.choice))
+            smaller = plan.smaller() if attempt < MAX_ATTEMPTS else None
+            shortage = self._attempt(plan, may_retry=smaller is not None)
+            if shortage is None or smaller is None:  # without a smaller plan the shortage was raised
+                break
+            self._report_shortage(plan, smaller, shortage)  # outside the except block: its traceback is gone
+            plan = smaller
+        return self._finished()
+
+    def _attempt(self, plan: BlendPlan, *, may_retry: bool) -> str | None:
+        """Run a plan; the message of the out-of-memory error if it ended so and may be tried again."""
+        try:
+            self._decode_all(plan)
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise
+            if not may_retry:
+                raise _out_of_memory(plan) from e
+            return str(e).split("\n")[0]
+        return None
+
+    def _report_shortage(self, plan: BlendPlan, smaller: BlendPlan, shortage: str) -> None:
+        given, used = _size_text(plan), _size_text(smaller)
+        log.warning("out of memory with %s; starting again with %s", given, used)
+        event = Fallback(kind="out_of_memory", where=OP_NAME, given=given, used=used, reason=shortage)
+        self.observer.fallback(event)
+
+    def _decode_all(self, plan: BlendPlan) -> None:
+        """Every call of a plan, into a clean accumulator."""
+        if self.out is not None:
+            self.out.zero_()
+        self.kept.clear()
+        self.rng.rewind()
+        calls = _Calls(self.opaque)
+        rows, cols = plan.rows, plan.cols
+        weights = None if plan.is_whole else (self._weights(rows), self._weights(cols))
+        self.observer.op_started(0, 1, OP_NAME, plan.n_calls)
+        n_done = 0
+        for images in plan.passes:
+            for i, row in enumerate(rows):
+                for j, col in enumerate(cols):
+                    part = self.latent[images.start : images.stop, ..., row.start : row.stop, col.start : col.stop]
+                    raw = self._decode_tile(calls, part, n_done, plan.n_calls)
+                    self.observer.mark("stitch")
+                    weight = None if weights is None else weights[0][i][:, None] * weights[1][j]
+                    self._place(raw, images, row, col, weight)
+                    del raw
+                    n_done += 1
+                    self._progress(n_done, plan.n_calls)
+            self.observer.pass_done(images.size, plan.images_per_pass)
+        self._report_done()
+
+    def _decode_tile(self, calls: _Calls, part: Tensor, i: int, n: int) -> Tensor:
+        """One finite raw tile; a non-finite one is decoded again in a wider dtype, with the same noise."""
+        dtype = self._start_dtype()
+        while True:
+            noise = self.rng.state()
+            raw = self._call(calls, part, dtype, i, n)
+            self.tried[dtype] += 1
+            if is_finite(raw):
+                self.kept[dtype] += 1
+                return raw
+            del raw
+            self.failed[dtype] += 1
+            dtype = self._widened(dtype, i)
+            self.rng.restore(noise)
+
+    def _start_dtype(self) -> torch.dtype:
+        """The chosen dtype, unless most tiles so far (and more than one) failed in it."""
+        dtype = self.choice.dtype
+        n_failed = self.failed[dtype]
+        if self.settings.adaptive_precision and n_failed > 1 and 2 * n_failed > self.tried[dtype]:
+            return wider_dtype(self.opaque, dtype) or dtype
+        return dtype
+
+    def _widened(self, dtype: torch.dtype, i: int) -> torch.dtype:
+        """The dtype to repair tile `i` in. NonFiniteError where there is none or repairs are off."""
+        failed, wider = dtype_name(dtype), wider_dtype(self.opaque, dtype)
+        if wider is None or not self.settings.adaptive_precision:
+            advice = "turn adaptive_precision on" if wider is not None else "check that the VAE belongs to the latent"
+            raise NonFiniteError(
+                f"{self.opaque.name} gave NaN or inf in tile {i} in {failed}, and no wider dtype is allowed; {advice}",
+                op=OP_NAME, dtype=failed,
+            )  # fmt: skip
+        if sum(self.failed.values()) == 1:
+            log.warning("tile %d is not finite in %s; decoding it again in %s", i, failed, dtype_name(wider))
+        self.observer.op_redone(OP_NAME, failed, 0)
+        self.observer.fallback(
+            Fallback(
+                kind="non_finite", where=f"tile {i}", given=failed, used=dtype_name(wider),
+                reason="the decoder gave NaN or inf",
+            )
+        )  # fmt: skip
+        return wider
+
+    def _call(self, calls: _Calls, part: Tensor, dtype: torch.dtype, i: int, n: int) -> Tensor:
+        """One call of the decoder, on a copy: it may write into what it is given."""
+        self.observer.tile_started(i, n, tuple(part.shape), dtype_name(dtype))
+        self.observer.mark("stage")
+        tile = part.to(device=self.opaque.device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+        decode = calls.in_dtype(dtype)
+        self.observer.mark("compute")
+        raw = decode(tile)
+        _check_shape(self.opaque, tuple(part.shape), raw)
+        return raw
+
+    def _place(self, raw: Tensor, images: Span, row: Span, col: Span, weight: Tensor | None) -> None:
+        """Add a raw tile to the accumulator, weighted; without a weight it is the whole picture and copied as it is."""
+        frames = raw.movedim(2, 1).flatten(0, 1) if raw.ndim == 5 else raw
+        if frames.device != self.out_device:
+            self.observer.mark("transfer")
+            frames = frames.to(self.out_device)
+            self.observer.mark("stitch")
+        per_item = frames.shape[0] // images.size
+        out = self._accumulator(frames, per_item)
+        s = self.opaque.scale
+        part = images.scaled(per_item)
+        target = out[part.start : part.stop, row.start * s : row.stop * s, col.start * s : col.stop * s].movedim(-1, 1)
+        if weight is None:
+            target.copy_(frames)
+        else:
+            target.addcmul_(frames.float(), weight)
+
+    def _weights(self, spans: tuple[Span, ...]) -> tuple[Tensor, ...]:
+        """Weights per picture pixel of each span, along one axis."""
+        scaled = tuple(span.scaled(self.opaque.scale) for span in spans)
+        return tuple(weight.to(self.out_device) for weight in feather(scaled))
+
+    def _accumulator(self, frames: Tensor, per_item: int) -> Tensor:
+        """The picture [B * frames, H, W, C]; made at the first tile, which tells frames and channels."""
+        h, w = (side * self.opaque.scale for side in self.latent.shape[-2:])
+        shape = (self.latent.shape[0] * per_item, h, w, frames.shape[1])
+        if self.out is None:
+            with torch.inference_mode(mode=False):  # a normal tensor: the caller may write into it
+                self.out = torch.zeros(shape, dtype=torch.float32, device=self.out_device)
+        elif tuple(self.out.shape) != shape:
+            raise HaloError(
+                f"{self.opaque.name} gave tiles of different kinds: for {shape} now, for {tuple(self.out.shape)} before"
+            )
+        return self.out
+
+    def _progress(self, n_done: int, n_calls: int) -> None:
+        """Tell the share done, unless an attempt that failed had come further."""
+        if n_done / n_calls >= self.share_done:
+            self.share_done = n_done / n_calls
+            self.observer.progress(n_done, n_calls)
+
+    def _report_done(self) -> None:
+        """One report per dtype that tiles were kept in, and a note for later decodes."""
+        own = dtype_name(self.opaque.dtype)
+        for dtype, n_tiles in self.kept.items():
+            self.observer.op_done(
+                OpReport(
+                    name=OP_NAME, kind="decode", n_tiles=n_tiles, macs=0, dtype=dtype_name(dtype), native_dtype=own,
+                    backend="opaque",
+                )
+            )  # fmt: skip
+        for dtype, n_failed in self.failed.items():
+            self.opaque.memory.record(dtype, n_calls=self.tried[dtype], n_failed=n_failed)
+
+    def _finished(self) -> Tensor:
+        """The picture, brought into its range in bands of rows, so that no second picture is held."""
+        if self.out is None:
+            raise HaloError(f"{self.opaque.name} was never called; this is a fault of the blended method")
+        self.observer.mark("stitch")
+        for picture in self.out:
+            for top in range(0, picture.shape[0], _FINISH_ROWS):
+                band = picture[top : top + _FINISH_ROWS].movedim(-1, 0).unsqueeze(0)
+                band.copy_(self.finish(band))
+        return self.out
+
+
+class _Calls:
+    """The decoder by dtype, so that weights are widened once per attempt and dropped with it."""
+
+    def __init__(self, opaque: OpaqueDecoder) -> None:
+        self._opaque = opaque
+        self._made: dict[torch.dtype, Decode] = {}
+
+    def in_dtype(self, dtype: torch.dtype) -> Decode:
+        if dtype not in self._made:
+            self._made[dtype] = self._opaque.call_in(dtype)
+        return self._made[dtype]
+
+
+def _size_text(plan: BlendPlan) -> str:
+    height, width = plan.tile_px
+    return f"{height}x{width} px, {plan.images_per_pass} per call"
+
+
+def _out_of_memory(plan: BlendPlan) -> Exception:
+    """Torch's own error type, so that hosts which know it go on knowing it."""
+    return torch.OutOfMemoryError(
+        f"out of memory even with tiles of {_size_text(plan)}; free memory by unloading other models, "
+        "or decode on the CPU"
+    )
+
+
+def _check_shape(opaque: OpaqueDecoder, given: tuple[int, ...], raw: Tensor) -> None:
+    """HaloError where a raw tile has not the batch, rank and size that the decoder's scale promises."""
+    size = given[-2] * opaque.scale, given[-1] * opaque.scale
+    if raw.ndim != len(given) or raw.shape[0] != given[0] or tuple(raw.shape[-2:]) != size:
+        raise HaloError(
+            f"{opaque.name} gave {tuple(raw.shape)} for a latent tile {given}; at {opaque.scale} pixels per latent "
+            f"element its last two dimensions must be {size}"
+        )
