@@ -1,0 +1,183 @@
+"""A decode and its record in one call."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..optim.events import DecodeObserver
+from ..optim.program import Program
+from ..optim.settings import DecodeSettings
+from .collector import Collector
+from .live import watching
+from .record import DecodeRecord, Identity, Request
+from .run import Run
+from .store import HistoryStore, StoreError
+
+log = logging.getLogger("halo_vae")
+Finish = Callable[[Tensor], Tensor]
+
+
+class PoolLevels(Protocol):
+    """What a record asks of an engine's pool."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes the pool keeps."""
+
+    @property
+    def high_water_bytes(self) -> int:
+        """Most bytes lent at once in the last decode."""
+
+
+class DecoderFacts(Protocol):
+    """What a record asks of a decoder."""
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the weights."""
+
+    @property
+    def program(self) -> Program | None:
+        """The lowered decoder, or None for an opaque one."""
+
+    @property
+    def loaded_dtype(self) -> torch.dtype:
+        """The decoder's own dtype."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+
+D = TypeVar("D", bound=DecoderFacts)
+D_contra = TypeVar("D_contra", bound=DecoderFacts, contravariant=True)
+
+
+class RecordableEngine(Protocol[D_contra]):
+    """What a record asks of an engine."""
+
+    @property
+    def pool(self) -> PoolLevels:
+        """Its memory pool."""
+
+    def decode(
+        self,
+        decoder: D_contra,
+        latent: Tensor,
+        settings: DecodeSettings = ...,
+        *,
+        observer: DecodeObserver = ...,
+        finish: Finish = ...,
+        out_dtype: torch.dtype = ...,
+        out_device: torch.device | str = ...,
+    ) -> Tensor:
+        """The picture [B, H, W, C]."""
+
+
+def identity_of(decoder: DecoderFacts) -> Identity:
+    """Who decodes, for a record."""
+    return Identity(
+        vae_hash=decoder.content_hash,
+        family=decoder.program.family if decoder.program is not None else "unknown",
+        loaded_dtype=dtype_name(decoder.loaded_dtype),
+        device=str(decoder.device),
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def record_call(
+    call: Callable[[DecodeObserver], Tensor],
+    identity: Identity,
+    latent: Tensor,
+    settings: DecodeSettings,
+    *,
+    collector: Collector,
+    pool: PoolLevels | None = None,
+    forward: DecodeObserver | None = None,
+    store: HistoryStore | None = None,
+) -> tuple[Tensor, DecodeRecord]:
+    """Run any decode that reports to an observer and returns a picture [B, H, W, C]; give both picture and record.
+
+    An exception passes unchanged; its record is then the collector's last. With `store`, the record is appended to
+    the history in either case; a history that cannot be written is a warning in the log, never a lost picture.
+    While it runs, a decode that reports nothing for ten seconds is named in the log, except at level `off`.
+    """
+    request = Request(settings=settings, latent_shape=tuple(latent.shape), latent_dtype=dtype_name(latent.dtype))
+    run: Run | None = None
+    watch = contextlib.nullcontext() if collector.level == "off" else watching(collector.live)
+    try:
+        with watch, collector.recording(identity, request, forward=forward) as run:
+            image = call(run)
+            run.delivered(tuple(image.shape))
+            if pool is not None:
+                run.pool_levels(pool.held_bytes, pool.high_water_bytes)
+    finally:
+        if store is not None and run is not None and run.record is not None:
+            append_or_warn(store, run.record)
+    if run.record is None:
+        raise RuntimeError("a recording ended without a record; report this with the log")
+    return image, run.record
+
+
+def decode_recorded(
+    engine: RecordableEngine[D],
+    decoder: D,
+    latent: Tensor,
+    settings: DecodeSettings | None = None,
+    *,
+    collector: Collector,
+    finish: Finish | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    out_device: torch.device | str = "cpu",
+    forward: DecodeObserver | None = None,
+    store: HistoryStore | None = None,
+) -> tuple[Tensor, DecodeRecord]:
+    """`engine.decode` with a record: the picture [B, H, W, C] and what it cost.
+
+    Args:
+        engine: has `decode` and `pool`.
+        decoder: what to decode with.
+        latent: [B, C, H, W] or [B, C, T, H, W].
+        settings: None = the recommended ones.
+        collector: keeps the record and the totals.
+        finish: raw decoder output [B, C, H, W] to picture range; None = the engine's own.
+        out_dtype: dtype of the picture.
+        out_device: device of the picture.
+        forward: hears every event too; may raise to stop the decode.
+        store: history to append the record to.
+
+    Raises:
+        Whatever the engine raises, unchanged.
+    """
+    asked = settings or DecodeSettings()
+
+    def call(observer: DecodeObserver) -> Tensor:
+        if finish is None:
+            return engine.decode(decoder, latent, asked, observer=observer, out_dtype=out_dtype, out_device=out_device)
+        return engine.decode(
+            decoder, latent, asked, observer=observer, finish=finish, out_dtype=out_dtype, out_device=out_device
+        )
+
+    return record_call(
+        call, identity_of(decoder), latent, asked, collector=collector, pool=engine.pool, forward=forward, store=store
+    )
+
+
+def append_or_warn(store: HistoryStore, record: DecodeRecord) -> bool:
+    """Append a record to the history; where that fails, log why and return False."""
+    try:
+        store.append(record)
+    except StoreError as error:
+        log.warning("the decode was not added to the history: %s", error)
+        return False
+    return True
