@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,3 +71,29 @@ def available_host_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return None
+
+
+class SideStream:
+    """A second queue of a GPU for copies; does nothing on devices without one."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Create the stream on a CUDA or HIP device."""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Work queued in the block goes to the side stream."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def is_done(self) -> bool:
+        """True where nothing is under way."""
+        return self._stream is None or bool(self._stream.query())
+
+    def join(self) -> None:
+        """Make the current stream wait for what was queued here."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

@@ -1,0 +1,253 @@
+"""The engine's front door: open a decoder, plan a decode, run it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .arena import align
+from .device import DeviceProfile, describe_device
+from .errors import LatentError, SettingsError
+from .events import DecodeObserver, SilentObserver
+from .executor import PassRunner, Progress, RestartDecode, RunContext
+from .families import lower
+from .packing import DTYPES, PackedWeights, dtype_name
+from .plan import Plan
+from .planner import latent_buffer_bytes, make_plan
+from .pool import MemoryPool, Slab
+from .precision import DtypeDecision, WidenedOps, choose_dtypes
+from .prefetch import LatentFeeder
+from .program import Program
+from .settings import DecodeSettings
+from .store import Finish, ImageSink, to_unit_range
+from .weights import WeightSource
+
+SILENT: DecodeObserver = SilentObserver()
+MAX_PLANS = 64
+MAX_RESTARTS = 32
+LatentShape = tuple[int, int, int, int]
+
+
+class Decoder:
+    """One VAE decoder: its program, its weights, and what they were packed into."""
+
+    def __init__(self, *, weights: WeightSource, program: Program, loaded_dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        """`loaded_dtype` is what the decoder would compute in by itself; wider is used only where values overflow."""
+        self.weights = weights
+        self.program = program
+        self.loaded_dtype = loaded_dtype
+        self.device = torch.device(device)
+        self.packed = PackedWeights(weights)
+
+    @property
+    def content_hash(self) -> str:
+        """Equal for equal weights."""
+        return self.weights.content_hash
+
+
+def open_decoder(weights: WeightSource, *, device: torch.device | str = "cpu", loaded_dtype: torch.dtype | None = None) -> Decoder:
+    """Lower weights to a program. UnknownDecoderError or WeightsError if that cannot be done.
+
+    Without `loaded_dtype`, a decoder counts as loaded in float32 on a CPU and elsewhere in the first dtype that its
+    family allows, as hosts load it.
+    """
+    dev = torch.device(device)
+    program = lower(weights.specs)
+    if loaded_dtype is None:
+        loaded_dtype = torch.float32 if dev.type == "cpu" else DTYPES[program.working_dtypes[0]]
+    return Decoder(weights=weights, program=program, loaded_dtype=loaded_dtype, device=dev)
+
+
+class Engine:
+    """Decodes with one memory pool. Decodes of two threads take turns; both get correct pictures."""
+
+    def __init__(self, *, profile: DeviceProfile | None = None, pool: MemoryPool | None = None) -> None:
+        """`profile` None describes each decoder's device when it is first used."""
+        self.pool = pool or MemoryPool()
+        self.widened = WidenedOps()
+        self._profile = profile
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def profile_for(self, decoder: Decoder) -> DeviceProfile:
+        """What is known of the decoder's device now."""
+        return self._profile or describe_device(decoder.device)
+
+    # -- planning
+
+    def plan(
+        self, decoder: Decoder, latent_shape: LatentShape, settings: DecodeSettings | None = None, *, observer: DecodeObserver = SILENT
+    ) -> Plan:
+        """The plan `decode` would run for latents [B, C, H, W]. LatentError or PlanError if there is none."""
+        plan, _ = self._plan(decoder, latent_shape, settings or DecodeSettings(), observer)
+        return plan
+
+    def _plan(
+        self, decoder: Decoder, shape: LatentShape, settings: DecodeSettings, observer: DecodeObserver
+    ) -> tuple[Plan, DtypeDecision]:
+        program = decoder.program
+        check_latent_shape(shape, program)
+        if settings.method in ("stock", "blended"):
+            raise SettingsError(f"method {settings.method} is not the exact engine's; choose auto or exact")
+        profile = self.profile_for(decoder)
+        edge = max(shape[2] * program.scale[1], shape[3] * program.scale[2])
+        native = dtype_name(decoder.loaded_dtype)
+        decision = choose_dtypes(settings.precision_mode, program, native, profile, edge, self.widened, decoder.content_hash)
+        # free memory changes from decode to decode: a plan is good for any budget it fits
+        key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, self._stored(decoder))
+        with self._lock:
+            plan = self._plans.get(key) if settings.advanced_caching else None
+        if plan is not None and profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+            plan = None
+        observer.cache_lookup("plan", plan is not None)
+        if plan is None:
+            out_bytes = shape[0] * program.out_channels * shape[2] * program.scale[1] * shape[3] * program.scale[2] * 4
+            plan = make_plan(program, shape, settings, profile, decision, out_bytes=out_bytes, stored=self._stored(decoder))
+            if settings.advanced_caching:
+                with self._lock:
+                    self._plans[key] = plan
+                    while len(self._plans) > MAX_PLANS:
+                        self._plans.popitem(last=False)
+        return _with_resident(plan, decoder.packed.nbytes), decision
+
+    @staticmethod
+    def _stored(decoder: Decoder) -> str:
+        """Dtype of the bulk of the weights as they lie in the source."""
+        specs = decoder.weights.specs
+        first = next(op for op in decoder.program.ops if hasattr(op, "weight"))
+        return dtype_name(specs[first.weight].dtype)
+
+    # -- running
+
+    def decode(
+        self,
+        decoder: Decoder,
+        latent: Tensor,
+        settings: DecodeSettings | None = None,
+        *,
+        observer: DecodeObserver = SILENT,
+        finish: Finish = to_unit_range,
+        out_dtype: torch.dtype = torch.float32,
+        out_device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Decode latents [B, C, H, W] to pictures [B, H, W, C], equal to the untiled decode within rounding.
+
+        `finish` takes raw float32 tiles [B, C, h, w] to picture range. Raises LatentError, PlanError, NonFiniteError,
+        or what the observer raises to cancel; the pool is then as it was and no picture exists.
+        """
+        settings = settings or DecodeSettings()
+        observer.mark("plan")
+        shape = check_latent(latent, decoder.program)
+        with self.pool.exclusive(), torch.inference_mode():
+            image = self._run_until_finite(decoder, latent, shape, settings, observer, finish, out_dtype, torch.device(out_device))
+        observer.mark("other")
+        return image
+
+    def _run_until_finite(
+        self, decoder: Decoder, latent: Tensor, shape: LatentShape, settings: DecodeSettings, observer: DecodeObserver,
+        finish: Finish, out_dtype: torch.dtype, out_device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        progress: Progress | None = None
+        for _ in range(MAX_RESTARTS):
+            observer.mark("plan")
+            plan, decision = self._plan(decoder, shape, settings, observer)
+            if decision.fallback is not None and progress is None:
+                observer.fallback(decision.fallback)
+            observer.planned(plan.summary)
+            progress = progress or Progress(observer, plan.summary.macs)
+            progress.restart()
+            try:
+                return self._run(decoder, latent, plan, settings, observer, finish, out_dtype, out_device, progress)
+            except RestartDecode:
+                continue  # the widened op is remembered: the next plan has it
+        raise AssertionError("every restart widens one more op, so there cannot be so many")
+
+    def _run(
+        self, decoder: Decoder, latent: Tensor, plan: Plan, settings: DecodeSettings, observer: DecodeObserver,
+        finish: Finish, out_dtype: torch.dtype, out_device: torch.device, progress: Progress,
+    ) -> Tensor:  # fmt: skip
+        b, _, h, w = plan.latent_shape
+        program = plan.program
+        with torch.inference_mode(False):
+            image = torch.empty((b, h * program.scale[1], w * program.scale[2], program.out_channels), dtype=out_dtype, device=out_device)
+        sink = ImageSink(image, finish)
+        context = RunContext(
+            plan=plan, device=decoder.device, packed=decoder.packed, observer=observer, progress=progress,
+            check_each_op=decoder.device.type == "cpu",
+            on_widened=lambda name: self.widened.remember(decoder.content_hash, plan.dtypes.compute, name),
+        )  # fmt: skip
+        with self.pool.lease(plan.pool_bytes, decoder.device, settings.keep_bytes) as slab:
+            feeder = LatentFeeder(latent, _parts(plan), _latent_buffers(plan, slab, observer), observer)
+            try:
+                first = 0
+                for i, a_pass in enumerate(plan.passes):
+                    observer.mark("transfer")
+                    ready = feeder.get(i)
+                    PassRunner(context, a_pass, slab, ready, sink, first).run()
+                    first += a_pass.n_images
+                    observer.pass_done(a_pass.n_images, plan.passes[0].n_images)
+            finally:
+                feeder.close()
+        progress.finish()
+        return image
+
+
+def check_latent_shape(shape: tuple[int, ...], program: Program) -> LatentShape:
+    """The shape as [B, C, H, W]. LatentError if it does not fit the program."""
+    if len(shape) != 4:
+        raise LatentError(f"the latent has shape {list(shape)}; give four dimensions [batch, channels, height, width]")
+    b, c, h, w = shape
+    if b < 1 or h < 1 or w < 1:
+        raise LatentError(f"the latent has shape {list(shape)}, which holds no picture; give at least one image of one pixel")
+    if c != program.latent_channels:
+        raise LatentError(
+            f"the latent has {c} channels but this {program.family} decoder takes {program.latent_channels};"
+            " use the VAE that belongs to the model that made the latent"
+        )
+    return b, c, h, w
+
+
+def check_latent(latent: Tensor, program: Program) -> LatentShape:
+    """Shape of a latent that can be decoded. LatentError if the shape does not fit or a value is not finite."""
+    shape = check_latent_shape(tuple(latent.shape), program)
+    if not latent.is_floating_point():
+        raise LatentError(f"the latent holds {latent.dtype} values; give floating-point values")
+    if not bool(torch.isfinite(latent).all()):
+        raise LatentError("the latent itself holds NaN or inf, so no decode can repair it; check the sampler that made it")
+    return shape
+
+
+def _with_resident(plan: Plan, packed_bytes: int) -> Plan:
+    """The plan with what is packed already taken off the prediction."""
+    predicted = plan.predicted
+    left: int = max(0, predicted.packed - packed_bytes)
+    if left == predicted.packed:
+        return plan
+    return replace(plan, summary=replace(plan.summary, predicted=replace(predicted, packed=left)))
+
+
+def _parts(plan: Plan) -> list[tuple[int, int]]:
+    parts, start = [], 0
+    for a_pass in plan.passes:
+        parts.append((start, start + a_pass.n_images))
+        start += a_pass.n_images
+    return parts
+
+
+def _latent_buffers(plan: Plan, slab: Slab, observer: DecodeObserver) -> list[Tensor]:
+    """One or two pooled destinations [n, C, H, W] for latents, behind the arena."""
+    b, c, h, w = plan.latent_shape
+    n, dtype = plan.passes[0].n_images, DTYPES[plan.dtypes.stream]
+    nbytes = latent_buffer_bytes(plan.program, n, (1, h, w), plan.dtypes.stream)
+    start = max(p.arena.nbytes for p in plan.passes)
+    buffers = []
+    for i in range(2 if plan.prefetch else 1):
+        flat, hit = slab.take(align(start) + i * nbytes, nbytes)
+        observer.pool_request(nbytes, hit)
+        typed = flat[: n * c * h * w * dtype.itemsize].view(dtype)
+        buffers.append(typed.view(n, h, w, c).permute(0, 3, 1, 2) if plan.layout == "channels_last" else typed.view(n, c, h, w))
+    return buffers

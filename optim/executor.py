@@ -1,0 +1,412 @@
+"""Runs one pass of a plan: op by op, tile by tile, out of leased memory, straight into the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .costs import needs_staging
+from .errors import NonFiniteError
+from .events import ConvShape, DecodeObserver, Fallback, OpReport
+from .kernels import torch_kernels as kernels
+from .kernels.attention import run_attention
+from .moments import Moments, tile_moments
+from .packing import DTYPES, PackedWeights
+from .plan import OpPlan, PassPlan, Plan
+from .pool import Slab
+from .program import Conv, Pointwise, Rearrange, norm_groups
+from .store import ImageSink, expand, interleave, pixels_of, reduce_finite
+from .tiling import Tile, largest_divisor
+
+
+class RestartDecode(Exception):  # noqa: N818 (a signal, not an error)
+    """An op that overwrote its input was not finite: start again from the latent with this op widened."""
+
+    def __init__(self, step: OpPlan, dtype: str) -> None:
+        """Name the op and the dtype that failed."""
+        super().__init__(step.name)
+        self.op_name = step.name
+        self.dtype = dtype
+        self.macs = step.macs
+
+
+class Progress:
+    """Thousandths of planned MACs; never falls, ends exactly at the total."""
+
+    TOTAL = 1000
+
+    def __init__(self, observer: DecodeObserver, macs: int) -> None:
+        """`macs` of the whole decode."""
+        self._observer, self._macs, self._done, self._shown = observer, max(1, macs), 0, 0
+
+    def add(self, macs: int) -> None:
+        """Count work and report it; the last thousandth waits for `finish`."""
+        self._done += macs
+        self._shown = max(self._shown, min(self.TOTAL - 1, self._done * self.TOTAL // self._macs))
+        self._observer.progress(self._shown, self.TOTAL)
+
+    def rewind(self, macs: int) -> None:
+        """Work that has to be done again; what was shown stays."""
+        self._done -= macs
+
+    def restart(self) -> None:
+        """The decode begins again; what was shown stays."""
+        self._done = 0
+
+    def finish(self) -> None:
+        """All is done."""
+        self._observer.progress(self.TOTAL, self.TOTAL)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """What a pass needs besides its plan."""
+
+    plan: Plan
+    device: torch.device
+    packed: PackedWeights
+    observer: DecodeObserver
+    progress: Progress
+    check_each_op: bool
+    """Look at every op's finiteness at once (CPU); otherwise once per pass, to synchronise less."""
+    on_widened: Callable[[str], None]
+    """Remembers an op that needed a wider dtype."""
+
+
+class PassRunner:
+    """State of one pass: views of values, statistics, staged rows."""
+
+    def __init__(self, context: RunContext, a_pass: PassPlan, slab: Slab, latent: Tensor, sink: ImageSink, first_image: int) -> None:
+        """`latent` [n, C, H, W] lies in pooled memory already; the pictures go to `sink` from `first_image` on."""
+        self.context, self.a_pass, self._slab, self._sink, self._first_image = context, a_pass, slab, sink, first_image
+        self.program = context.plan.program
+        self._groups = norm_groups(self.program)
+        self._views: dict[int, Tensor] = {0: latent}
+        self._homes: dict[str, Tensor] = {}
+        self.moments: dict[int, Moments] = {}
+        self._finite: dict[int, Tensor] = {}
+        self._flags: list[tuple[OpPlan, Tensor]] = []
+        self._stored_as: dict[int, torch.dtype] = {}
+
+    # -- the pass
+
+    def run(self) -> None:
+        """Run every step. RestartDecode, NonFiniteError, or whatever the observer raises."""
+        n_steps = len(self.a_pass.steps)
+        self._prepare_latent_moments()
+        for step in self.a_pass.steps:
+            self.context.observer.op_started(step.index, n_steps, step.name, step.n_tiles)
+            done = self._run_guarded(step)
+            self.context.observer.op_done(self._report(done))
+        self._check_flags()
+
+    def _prepare_latent_moments(self) -> None:
+        if 0 in self._groups:
+            self._start_moments(0)
+            self._count(0, self._views[0], 0, self.a_pass.n_images)
+
+    def _run_guarded(self, step: OpPlan) -> OpPlan:
+        """Run a step; where its result is not finite, run it again wider. Returns what was kept."""
+        self._run_step(step)
+        if not self.context.check_each_op:
+            self._flags.append((step, self._is_finite(step)))
+            return step
+        if bool(self._is_finite(step)):
+            return step
+        wider = self._widen(step)
+        self.context.progress.rewind(step.macs)
+        self._run_step(wider)
+        if not bool(self._is_finite(wider)):
+            raise NonFiniteError(_damaged(wider), op=wider.name, dtype=wider.dtype)
+        return wider
+
+    def _widen(self, step: OpPlan) -> OpPlan:
+        """The step in float32, or the error or restart that is due instead."""
+        context = self.context
+        if step.dtype == "float32":
+            raise NonFiniteError(_damaged(step), op=step.name, dtype=step.dtype)
+        if not context.plan.guard:
+            raise NonFiniteError(
+                f"{step.name} is not finite in {step.dtype}; turn adaptive precision on or choose a wider precision",
+                op=step.name, dtype=step.dtype,
+            )  # fmt: skip
+        context.on_widened(step.name)
+        context.observer.op_redone(step.name, step.dtype, step.macs)
+        context.observer.fallback(
+            Fallback(kind="non_finite", where=step.name, given=step.dtype, used="float32", reason="the result was not finite")
+        )
+        if step.in_place != "no":
+            raise RestartDecode(step, step.dtype)
+        return replace(step, dtype="float32", buffers=())
+
+    def _check_flags(self) -> None:
+        """Deferred check: one read of all flags."""
+        if not self._flags:
+            return
+        finite = torch.stack([flag for _, flag in self._flags]).cpu().tolist()
+        for (step, _), ok in zip(self._flags, finite, strict=True):
+            if not ok:
+                raise RestartDecode(self._widen(step), step.dtype)
+
+    def _report(self, step: OpPlan) -> OpReport:
+        return OpReport(
+            name=step.name, kind=step.kind, n_tiles=step.n_tiles, macs=step.macs, dtype=step.dtype,
+            native_dtype=self.context.plan.dtypes.native, backend=kernels.NAME,
+        )  # fmt: skip
+
+    # -- values
+
+    def buffer(self, key: str, nbytes: int) -> Tensor:
+        """Flat bytes of a planned buffer; a buffer that no plan foresaw (a redone op's) is allocated."""
+        if key not in self.a_pass.arena.offsets or nbytes > self.a_pass.buffer_bytes[key]:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.context.device)
+        memory, hit = self._slab.take(self.a_pass.arena.offsets[key], self.a_pass.buffer_bytes[key])
+        self.context.observer.pool_request(self.a_pass.buffer_bytes[key], hit)
+        return memory
+
+    def value(self, v: int) -> Tensor:
+        """[n, C, H, W] view of a value in its home."""
+        if v not in self._views:
+            place = self.a_pass.slices[v]
+            dtype = self._stored_as.get(v, DTYPES[self.context.plan.dtypes.stream])
+            if place.home not in self._homes:
+                self._homes[place.home] = self.buffer(place.home, self.a_pass.buffer_bytes[place.home])
+            scale = self.program.values[v].scale
+            size = self.a_pass.latent[1] * scale[1], self.a_pass.latent[2] * scale[2]
+            whole = self.map_view(self._homes[place.home], self.a_pass.n_images, place.home_channels, *size, dtype)
+            self._views[v] = whole[:, place.offset : place.offset + place.channels]
+        return self._views[v]
+
+    def map_view(self, flat: Tensor, n: int, c: int, h: int, w: int, dtype: torch.dtype) -> Tensor:
+        """The front of flat bytes as [n, c, h, w] in the plan's layout."""
+        typed = flat[: n * c * h * w * dtype.itemsize].view(dtype)
+        if self.context.plan.layout == "channels_last":
+            return typed.view(n, h, w, c).permute(0, 3, 1, 2)
+        return typed.view(n, c, h, w)
+
+    # -- steps
+
+    def _run_step(self, step: OpPlan) -> None:
+        for op in (step.op, step.partner):
+            if op is not None:
+                self._start_value(op.output, step.dtype)
+        if step.kind == "attention":
+            run_attention(self, step)
+        elif isinstance(step.op, Conv):
+            self._run_conv(step, step.op)
+        else:
+            self._run_latent_op(step)
+
+    def _start_value(self, v: int, compute: str) -> None:
+        """Forget statistics of an earlier attempt; a widened float16 value is stored as bfloat16 in the same bytes."""
+        if self.context.plan.dtypes.stream == "float16" and compute == "float32":
+            self._stored_as[v] = torch.bfloat16
+            self._views.pop(v, None)
+        self._finite.pop(v, None)
+        if v in self._groups:
+            self._start_moments(v)
+
+    def _start_moments(self, v: int) -> None:
+        self.moments[v] = Moments(self.a_pass.n_images, self._groups[v], self.context.device)
+
+    def _run_latent_op(self, step: OpPlan) -> None:
+        """Pointwise and Rearrange: small, at latent resolution, whole."""
+        op, context = step.op, self.context
+        context.observer.tile_started(0, 1, tuple(self.value(op.inputs[0]).shape), step.dtype)
+        context.observer.mark("load")
+        x = self.value(op.inputs[0]).float()
+        if isinstance(op, Pointwise):
+            first, second = (context.packed.vector(name, torch.float32, context.device) for name in op.weights)
+            assert first is not None and second is not None
+            context.observer.mark("compute")
+            if op.kind == "denormalize":
+                y = x * (second + op.eps).sqrt()[None, :, None, None] + first[None, :, None, None]
+            else:
+                y = (x - first) * second
+        else:
+            assert isinstance(op, Rearrange)
+            y = expand(x, op.factor, op.order)
+        context.observer.mark("stitch")
+        whole = step.grid.tiles()[0]
+        self.store(op.output, y, whole.images.start, 0, 0)
+        context.progress.add(step.macs)
+
+    def _run_conv(self, step: OpPlan, op: Conv) -> None:
+        context, observer = self.context, self.context.observer
+        observer.mark("load")
+        dtype, keep = DTYPES[step.dtype], context.plan.cache_weights
+        how = {"dtype": dtype, "device": context.device, "layout": context.plan.layout, "keep": keep, "observer": observer}
+        weight, bias = context.packed.conv(op, fold=step.fold, **how)  # type: ignore[arg-type]
+        partner = context.packed.conv(step.partner, fold=False, **how) if step.partner else None  # type: ignore[arg-type]
+        stager = _Stager(self, step, op)
+        tiles = step.grid.tiles()
+        macs = step.macs // len(tiles)
+        for i, tile in enumerate(tiles):
+            x = stager.shape(tile)
+            observer.tile_started(i, len(tiles), x, step.dtype)
+            observer.mark("stage")
+            staged = stager.stage(tile)
+            observer.mark("compute")
+            observer.conv_requested(ConvShape(input=tuple(staged.shape), weight=tuple(weight.shape), dtype=step.dtype, layout=context.plan.layout))
+            y = kernels.convolve(staged, weight, bias)
+            if partner is not None and step.partner is not None:
+                beside = self._shortcut(step.partner, tile, partner, step.dtype)
+                observer.mark("stitch")
+                self._finish(step, step.partner, tile, beside, fold=False)
+            observer.mark("stitch")
+            self._finish(step, op, tile, y, fold=step.fold)
+            context.progress.add(macs)
+
+    def _shortcut(self, op: Conv, tile: Tile, weights: tuple[Tensor, Tensor | None], dtype: str) -> Tensor:
+        """The 1x1 convolution of the raw input under a strip."""
+        src = self.value(op.inputs[0])[tile.images.start : tile.images.stop, :, tile.rows.start : tile.rows.stop]
+        src = src.to(DTYPES[dtype])
+        shape = ConvShape(input=tuple(src.shape), weight=tuple(weights[0].shape), dtype=dtype, layout=self.context.plan.layout)
+        self.context.observer.conv_requested(shape)
+        return kernels.convolve(src, *weights)
+
+    def _finish(self, step: OpPlan, op: Conv, tile: Tile, y: Tensor, *, fold: bool) -> None:
+        """Residual, activation, depth-to-space, and into the value's home or the picture."""
+        rows, cols = tile.new_rows, tile.new_cols
+        if not tile.is_whole_new:
+            top, left = rows.start - tile.rows.start, cols.start - tile.cols.start
+            extra = 1 if fold else 0
+            y = y[:, :, top : tile.rows.size + extra, left : tile.cols.size + extra]
+        if fold:
+            y = interleave(y, rows.size, cols.size, shifted=True)
+        if op.residual is not None:
+            y = self._add_residual(op, tile, y)
+        y = kernels.activate_(y, op.post_act)
+        if op.depth_to_space == 2:
+            y = interleave(y, rows.size, cols.size, shifted=False)
+        if op.gain != 1.0 or op.offset != 0.0:
+            y = y.mul_(op.gain).add_(op.offset)
+        grow = op.depth_to_space * (2 if fold else 1)
+        self.store(op.output, y, tile.images.start, rows.start * grow, cols.start * grow)
+
+    def _add_residual(self, op: Conv, tile: Tile, y: Tensor) -> Tensor:
+        assert op.residual is not None
+        images, rows, cols = tile.images, tile.new_rows, tile.new_cols
+        res = self.value(op.residual)[images.start : images.stop, :, rows.start : rows.stop, cols.start : cols.stop]
+        if op.residual_repeat > 1:
+            res = res.repeat_interleave(op.residual_repeat, 1)
+        # a wider stream takes the sum unrounded
+        return y.add_(res) if y.dtype == res.dtype else y.float().add_(res)
+
+    def store(self, v: int, y: Tensor, image: int, row: int, col: int) -> None:
+        """Write a finished tile [m, C, h, w] at its place, and count it in the statistics that its reader needs."""
+        if v == self.program.output:
+            flag = kernels.is_finite_sum(y)
+            self._sink.write(y, self._first_image + image, row, col)
+        else:
+            m, _, h, w = y.shape
+            dst = self.value(v)
+            y = y.to(dst.dtype)
+            dst[image : image + m, :, row : row + h, col : col + w].copy_(y)
+            if v in self._groups:
+                self._count(v, y, image, image + m)
+                return
+            flag = kernels.is_finite_sum(y)
+        self._finite[v] = self._finite[v] & flag if v in self._finite else flag
+
+    def store_pixels(self, v: int, y: Tensor, image: int, start: int) -> None:
+        """Write pixels [n, C] of one picture from pixel `start` on; they may begin and end inside a row."""
+        dst = pixels_of(self.value(v)[image])
+        y = y.to(dst.dtype)
+        dst[start : start + y.shape[0]].copy_(y)
+        n, c = y.shape
+        # as a small picture, so that the same kernel can take its statistics
+        height = largest_divisor(n, 64)
+        if v in self._groups:
+            self._count(v, y.view(1, height, n // height, c).permute(0, 3, 1, 2), image, image + 1)
+        else:
+            flag = kernels.is_finite_sum(y)
+            self._finite[v] = self._finite[v] & flag if v in self._finite else flag
+
+    def _count(self, v: int, y: Tensor, start: int, stop: int) -> None:
+        moments = self.moments[v]
+        mean, variance = tile_moments(y, moments.groups)
+        moments.merge(start, stop, mean, variance, y[0].numel() // moments.groups)
+
+    def _is_finite(self, step: OpPlan) -> Tensor:
+        flags = []
+        for op in (step.op, step.partner):
+            if op is not None:
+                v = op.output
+                flags.append(self.moments[v].is_finite() if v in self._groups else self._finite[v])
+        return reduce_finite(flags)
+
+
+class _Stager:
+    """Hands out staged tiles of one convolution, carrying halo rows from a strip to the next."""
+
+    def __init__(self, runner: PassRunner, step: OpPlan, op: Conv) -> None:
+        self._runner, self._step, self._op = runner, step, op
+        self._src = runner.value(op.inputs[0])
+        self._dtype = DTYPES[step.dtype]
+        self._staged = needs_staging(op, runner.context.plan.dtypes) or self._src.dtype != self._dtype
+        self._previous: tuple[Tile, Tensor] | None = None
+        if not self._staged:
+            return
+        runner.context.observer.mark("stage")
+        self._affine = self._norm_affine()
+        b, c, h, w = self.shape(step.grid.tiles()[0])
+        self._flat = runner.buffer(f"stage{step.index}", b * c * h * w * self._dtype.itemsize)
+        direct = self._dtype == self._src.dtype == torch.float32
+        wide = max(kernels.WIDEN_BYTES, b * c * w * 4)
+        self._rows = None if direct else runner.buffer(f"rows{step.index}", wide).view(torch.float32)
+        if not direct:
+            runner.context.observer.converted(self._src.numel() * self._dtype.itemsize if self._dtype != self._src.dtype else 0)
+
+    def _norm_affine(self) -> kernels.Affine | None:
+        norm, runner = self._op.norm, self._runner
+        if norm is None:
+            return None
+        device, packed = runner.context.device, runner.context.packed
+        weight, bias = (packed.vector(name, torch.float32, device) for name in (norm.weight, norm.bias))
+        assert weight is not None and bias is not None
+        return runner.moments[self._op.inputs[0]].affine(norm, weight, bias)
+
+    def shape(self, tile: Tile) -> tuple[int, int, int, int]:
+        """[B, C, H, W] handed to the kernel for a tile."""
+        halo = self._op.halo
+        return tile.images.size, self._op.in_channels, tile.rows.size + 2 * halo, tile.cols.size + 2 * halo
+
+    def stage(self, tile: Tile) -> Tensor:
+        """The tile with its halo, normalised, activated and padded."""
+        src = self._src[tile.images.start : tile.images.stop]
+        if not self._staged:
+            return src[:, :, tile.rows.start : tile.rows.stop, tile.cols.start : tile.cols.stop]
+        affine = self._affine
+        if affine is not None:
+            affine = affine[0][tile.images.start : tile.images.stop], affine[1][tile.images.start : tile.images.stop]
+        halo, b_c_h_w = self._op.halo, self.shape(tile)
+        if self._op.upsample == 2 and not self._step.fold:
+            out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
+            kernels.stage_upsampled(src, tile, halo, affine, self._op.act, out)
+            return out
+        carried = self._carried(tile, halo)
+        out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
+        if carried is not None:
+            out[:, :, : 2 * halo].copy_(carried)
+        kernels.stage(src, tile, halo, affine, self._op.act, out, self._rows, 0 if carried is None else 2 * halo)
+        self._previous = tile, out
+        return out
+
+    def _carried(self, tile: Tile, halo: int) -> Tensor | None:
+        """The rows this strip shares with the one above, if that was staged just before."""
+        if self._previous is None or halo == 0 or not self._step.grid.is_strips:
+            return None
+        before, staged = self._previous
+        if before.images != tile.images or before.rows.stop != tile.rows.start:
+            return None
+        # both strips use the same memory, so the rows are set aside first
+        return staged[:, :, staged.shape[2] - 2 * halo :].clone()
+
+
+def _damaged(step: OpPlan) -> str:
+    return f"{step.name} is not finite even in float32: the weights hold inf or NaN, or the latent is far out of range; check the VAE file"
+

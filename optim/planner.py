@@ -1,0 +1,275 @@
+"""Program + latent shape + settings + device -> Plan. Integers only: nothing is allocated, nothing runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from .arena import Buffer, align, pack_buffers
+from .costs import ITEMSIZE, WIDEN_BYTES, attention_macs, conv_macs, conv_out_channels, conv_shape, needs_staging, staged_shape, step_bytes, step_scratch, weight_bytes
+from .device import DeviceProfile
+from .errors import PlanError
+from .events import Choice, ConvShape, PeakPrediction, PlanSummary
+from .placement import Placer, with_modes
+from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, is_conv3, kind_of
+from .pool import slab_bytes
+from .precision import DtypeDecision
+from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
+from .settings import DecodeSettings
+from .tiling import TileGrid, even_strip, largest_divisor
+
+BASE_TILE_LAT = 32
+"""Edge in latent pixels of the default 2-D tile: 256 pixels of a x8 decoder, which every common resolution exceeds."""
+MAX_ELEMENTS = 2**31 - 1
+"""Kernels index with 32 bits: no tensor handed to one may hold more. Source: huggingface/diffusers #2306."""
+ATTENTION_ROWS = 4096
+
+
+def make_plan(
+    program: Program,
+    latent_shape: tuple[int, int, int, int],
+    settings: DecodeSettings,
+    profile: DeviceProfile,
+    decision: DtypeDecision,
+    *,
+    out_bytes: int,
+    stored: str,
+) -> Plan:
+    """The cheapest plan that fits. `stored` is the dtype the weights lie in; `out_bytes` the size of the image. PlanError if none fits."""
+    batch, _, height, width = latent_shape
+    strategy = profile.strategy if settings.plan == "auto" else settings.plan
+    layout: Layout = profile.layout if settings.tensor_layout_optimization else "contiguous"
+    maker = _PassMaker(program, settings, profile, decision.dtypes, strategy, layout, (1, height, width), stored)
+    n, batch_choice = _images_per_pass(maker, program, batch, settings, profile, (height, width))
+    sizes = [n] * (batch // n) + ([batch % n] if batch % n else [])
+    prefetch = settings.memory_prefetching and len(sizes) > 1
+    by_size = {size: maker.make(size) for size in dict.fromkeys(sizes)}
+    passes = tuple(by_size[size] for size in sizes)
+    latents = latent_buffer_bytes(program, n, (1, height, width), decision.dtypes.stream) * (2 if prefetch else 1)
+    pool = slab_bytes(max(p.arena.nbytes for p in by_size.values()) + latents)
+    predicted = PeakPrediction(
+        pool=pool,
+        scratch=max(p.scratch_bytes for p in by_size.values()),
+        packed=max(p.packed_bytes for p in by_size.values()) if settings.advanced_caching else 0,
+        output=out_bytes,
+    )
+    if profile.budget_bytes is not None and predicted.total > profile.budget_bytes:
+        raise PlanError(
+            f"decoding {batch} latents of {width}x{height} takes {predicted.total >> 20} MiB but {profile.budget_bytes >> 20} MiB are free;"
+            " free memory, choose a narrower precision or decode a smaller picture",
+            need_bytes=predicted.total, free_bytes=profile.budget_bytes,
+        )  # fmt: skip
+    choices = (
+        Choice(name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else f"default on {profile.kind}"),
+        Choice(name="layout", value=layout, reason=f"default on {profile.kind}" if settings.tensor_layout_optimization else "layout optimisation is off"),
+        decision.choice,
+        batch_choice,
+        Choice(name="attention", value=profile.attention, reason=f"default on {profile.kind}"),
+    )
+    shapes = _conv_shapes(by_size.values(), layout)
+    return Plan(
+        program=program, latent_shape=latent_shape, layout=layout, strategy=strategy, dtypes=decision.dtypes, attention=profile.attention,
+        passes=passes, prefetch=prefetch, cache_weights=settings.advanced_caching, guard=settings.adaptive_precision,
+        pool_bytes=pool, conv_shapes=shapes, summary=_summary(program, passes, strategy, layout, predicted, choices),
+    )  # fmt: skip
+
+
+def latent_buffer_bytes(program: Program, n_images: int, latent: Size, dtype: str) -> int:
+    """Bytes of one pass's latents in the pool."""
+    return align(n_images * program.latent_channels * math.prod(latent) * ITEMSIZE[dtype])
+
+
+def _images_per_pass(
+    maker: _PassMaker, program: Program, batch: int, settings: DecodeSettings, profile: DeviceProfile, size: tuple[int, int]
+) -> tuple[int, Choice]:
+    """Pictures per pass: as many as still pay, fit the budget, and keep kernels within 32-bit indexing."""
+    if not settings.batch_optimization or batch == 1:
+        why = "one picture" if batch == 1 else "batch optimisation is off"
+        return 1, Choice(name="images_per_pass", value="1", reason=why)
+    pixels = size[0] * size[1] * math.prod(program.scale)
+    n = max(1, min(batch, profile.batch_cap, profile.pass_pixels // pixels))
+    reason = f"at most {profile.batch_cap} pictures and {profile.pass_pixels} pixels per pass on {profile.kind}"
+    while n > 1 and profile.budget_bytes is not None and maker.make(n).arena.nbytes > profile.budget_bytes // 2:
+        n, reason = n - 1, "limited by free memory"
+    return n, Choice(name="images_per_pass", value=str(n), reason=reason)
+
+
+class _PassMaker:
+    """Builds the plan of one pass for any number of images."""
+
+    def __init__(
+        self, program: Program, settings: DecodeSettings, profile: DeviceProfile, dtypes: DtypePlan,
+        strategy: str, layout: Layout, latent: Size, stored: str,
+    ) -> None:  # fmt: skip
+        self._program, self._settings, self._profile, self._dtypes = program, settings, profile, dtypes
+        self._strategy, self._layout, self._latent, self._stored = strategy, layout, latent, stored
+        self._last = last_reader(program)
+
+    def make(self, n: int) -> PassPlan:
+        """The pass over `n` images."""
+        steps = self._steps(n)
+        reuse = "float16" not in (self._dtypes.stream, self._dtypes.compute)
+        placer = Placer(
+            self._program, steps, n, self._latent, ITEMSIZE[self._dtypes.stream],
+            channels_last=self._layout == "channels_last", reuse=reuse,
+        )  # fmt: skip
+        placer.run()
+        buffers = placer.buffers()
+        steps = with_modes(steps, placer.modes)
+        work = [self._work_buffers(step) for step in steps]
+        steps = tuple(replace(s, buffers=tuple(b.key for b in bufs)) for s, bufs in zip(steps, work, strict=True))
+        buffers += [b for bufs in work for b in bufs]
+        scratch = [
+            step_scratch(s, self._dtypes, self._program, self._latent, attention=self._profile.attention, cached=not self._converts(s))
+            for s in steps
+        ]
+        return PassPlan(
+            n_images=n, latent=self._latent, steps=steps, slices=placer.slices, buffer_bytes={b.key: b.nbytes for b in buffers},
+            arena=pack_buffers(buffers), scratch_bytes=max(scratch), packed_bytes=self._packed(steps),
+            macs=sum(s.macs for s in steps), bytes_moved=sum(step_bytes(s, self._dtypes, self._program, self._latent) for s in steps),
+        )  # fmt: skip
+
+    # -- steps
+
+    def _steps(self, n: int) -> tuple[OpPlan, ...]:
+        steps: list[OpPlan] = []
+        ops = list(self._program.ops)
+        i = 0
+        while i < len(ops):
+            step = self._step(ops[i], len(steps), n)
+            partner = ops[i + 1] if i + 1 < len(ops) else None
+            if isinstance(partner, Conv) and self._narrows(step, partner, i + 1):
+                macs = step.macs + conv_macs(partner, False, step.grid.tiles())
+                step = replace(step, partner=partner, macs=macs)
+                i += 1
+            steps.append(step)
+            i += 1
+        return tuple(steps)
+
+    def _step(self, op: Op, index: int, n: int) -> OpPlan:
+        _, h, w = value_size(self._program, op.inputs[0], self._latent)
+        fold, macs = False, 0
+        if isinstance(op, Conv):
+            fold = op.upsample == 2 and op.kernel[1] == 3
+            grow = 1 if fold else op.upsample
+            grid = self._conv_grid(op, fold, n, h * grow, w * grow)
+            macs = conv_macs(op, fold, grid.tiles())
+        elif isinstance(op, Attention):
+            grid = self._attention_grid(op, n, h * w)
+            macs = attention_macs(op, n, h * w)
+        else:
+            grid = TileGrid(n_images=n, height=h, width=w, images_per_call=n, rows=h, cols=w)
+        return OpPlan(
+            index=index, op=op, partner=None, kind=kind_of(op), grid=grid, fold=fold, dtype=self._dtypes.of(op.name),
+            in_place="no", buffers=(), macs=macs,
+        )  # fmt: skip
+
+    def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
+        widest = max(op.in_channels, conv_out_channels(op, fold)) * ITEMSIZE[self._dtypes.of(op.name)]
+        area = max(1, min(self._profile.tile_bytes // widest, MAX_ELEMENTS * 4 // (5 * widest)))
+        # at the resolution the kernel runs at, tile_size picture pixels are this many elements
+        out_scale = self._program.scale[1]
+        scale = self._program.values[op.inputs[0]].scale[1] * (1 if fold else op.upsample)
+        tile_size = self._settings.tile_size
+        if self._strategy == "tiles":
+            return self._tile_grid(n, h, w, area, scale, tile_size // out_scale if tile_size else BASE_TILE_LAT)
+        if tile_size:
+            area = min(area, max(1, tile_size * tile_size * scale * scale // (out_scale * out_scale)))
+        if h * w <= area:
+            return TileGrid(n_images=n, height=h, width=w, images_per_call=largest_divisor(n, area // (h * w)), rows=h, cols=w, slides=False)
+        rows = even_strip(h, area // w)
+        return TileGrid(n_images=n, height=h, width=w, images_per_call=1, rows=rows, cols=w, slides=False)
+
+    def _tile_grid(self, n: int, h: int, w: int, area: int, scale: int, edge_lat: int) -> TileGrid:
+        edge = max(1, min(edge_lat, BASE_TILE_LAT)) * scale
+        while edge > 8 and edge * edge > area:
+            edge = -(-edge // 2)
+        per_call = largest_divisor(n, max(1, area // (edge * edge)))
+        return TileGrid(n_images=n, height=h, width=w, images_per_call=per_call, rows=min(edge, h), cols=min(edge, w))
+
+    def _attention_grid(self, op: Attention, n: int, pixels: int) -> TileGrid:
+        item = ITEMSIZE[self._dtypes.of(op.name)]
+        per_row = pixels * 4 if self._profile.attention == "matmul" else op.channels * item
+        rows = even_strip(pixels, max(1, min(ATTENTION_ROWS, self._profile.tile_bytes // per_row)))
+        return TileGrid(n_images=n, height=pixels, width=1, images_per_call=1, rows=rows, cols=1, slides=False)
+
+    def _narrows(self, step: OpPlan, partner: Conv, partner_index: int) -> bool:
+        """May `step` and its shortcut overwrite their common, wider input in one sweep?"""
+        op = step.op
+        if not isinstance(op, Conv) or op.inputs[0] != partner.inputs[0] or op.inputs[0] == 0:
+            return False
+        bare = partner.halo == 0 and partner.norm is None and partner.act == "none" and partner.post_act == "none"
+        simple = len(op.inputs) == len(partner.inputs) == 1 and op.upsample == op.depth_to_space == 1
+        simple = simple and partner.upsample == partner.depth_to_space == 1
+        channels = self._program.values
+        fits = channels[op.output].channels + channels[partner.output].channels <= channels[op.inputs[0]].channels
+        dies = self._last[op.inputs[0]] == partner_index
+        safe = "float16" not in (self._dtypes.stream, self._dtypes.of(op.name), self._dtypes.of(partner.name))
+        same = self._dtypes.of(op.name) == self._dtypes.of(partner.name)
+        sweeps = step.grid.is_strips and step.grid.is_exact
+        return bare and simple and fits and dies and safe and same and sweeps
+
+    # -- buffers
+
+    def _work_buffers(self, step: OpPlan) -> list[Buffer]:
+        op, i, item = step.op, step.index, ITEMSIZE[step.dtype]
+        if isinstance(op, Conv) and needs_staging(op, self._dtypes):
+            b, c, h, w = staged_shape(op, step.grid.tiles()[0])
+            buffers = [Buffer(key=f"stage{i}", nbytes=b * c * h * w * item, first=i, last=i)]
+            # float32 maps are normalised straight into the staging buffer
+            if step.dtype != "float32" or self._dtypes.stream != "float32":
+                buffers.append(Buffer(key=f"rows{i}", nbytes=max(WIDEN_BYTES, b * c * w * 4), first=i, last=i))
+            return buffers
+        if isinstance(op, Attention):
+            nbytes = step.grid.height * op.channels * item
+            return [Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i) for name in ("keys", "vals")]
+        return []
+
+    def _converts(self, step: OpPlan) -> bool:
+        """Does the step's weight have to be folded or cast, and is that not kept?"""
+        return (step.fold or self._stored != step.dtype) and not self._settings.advanced_caching
+
+    def _packed(self, steps: Sequence[OpPlan]) -> int:
+        """Bytes of folded or cast weights kept between decodes."""
+        total = 0
+        for step in steps:
+            for op, fold in ((step.op, step.fold), (step.partner, False)):
+                if isinstance(op, Conv) and (fold or self._stored != step.dtype):
+                    total += weight_bytes(op, fold, step.dtype)
+                elif isinstance(op, Attention) and self._stored != step.dtype:
+                    total += 4 * op.channels**2 * ITEMSIZE[step.dtype]
+        return total
+
+
+def _conv_shapes(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape, ...]:
+    """Distinct convolution shapes that the passes will request, in order."""
+    seen: dict[ConvShape, None] = {}
+    for a_pass in passes:
+        for step in a_pass.steps:
+            for op, fold in ((step.op, step.fold), (step.partner, False)):
+                if isinstance(op, Conv):
+                    for tile in step.grid.tiles():
+                        seen[conv_shape(op, fold, tile, step.dtype, layout)] = None
+    return tuple(seen)
+
+
+def _summary(
+    program: Program, passes: tuple[PassPlan, ...], strategy: str, layout: str, predicted: PeakPrediction, choices: tuple[Choice, ...]
+) -> PlanSummary:
+    steps = passes[0].steps
+    scaled = [(s.grid, program.scale[1] // max(1, _kernel_scale(program, s))) for s in steps if is_conv3(s.op)]
+    return PlanSummary(
+        method="exact", approximate=False, strategy=strategy, layout=layout,
+        tile_px=(max((g.rows * k for g, k in scaled), default=0), max((g.cols * k for g, k in scaled), default=0)),
+        overlap_px=0, n_tiles=sum(s.n_tiles for p in passes for s in p.steps),
+        tile_grid=(min((g.n_down for g, _ in scaled), default=1), min((g.n_across for g, _ in scaled), default=1)),
+        images_per_pass=passes[0].n_images, n_passes=len(passes), macs=sum(p.macs for p in passes),
+        bytes_moved=sum(p.bytes_moved for p in passes), predicted=predicted, choices=choices,
+    )  # fmt: skip
+
+
+def _kernel_scale(program: Program, step: OpPlan) -> int:
+    """Elements per latent element at the resolution the kernel runs at."""
+    up = step.op.upsample if isinstance(step.op, Conv) and not step.fold else 1
+    return program.values[step.op.inputs[0]].scale[1] * up
