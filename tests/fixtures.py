@@ -6,11 +6,11 @@ Latents are [B, C, H, W] (pictures) or [B, C, T, H, W] (clips); decoders return 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -76,15 +76,15 @@ class ConvDec(Logged):
         self.ups = ups
         chans = [c] + [8] * ups + [out]
         self.w, self.b = nn.ParameterList(), nn.ParameterList()
-        for c_in, c_out in zip(chans, chans[1:], strict=False):
+        for c_in, c_out in itertools.pairwise(chans):
             self.w.append(nn.Parameter(torch.randn(c_out, c_in, 3, 3, generator=g) * 0.18, requires_grad=False))
             self.b.append(nn.Parameter(torch.randn(c_out, generator=g) * 0.05, requires_grad=False))
 
     def run(self, z: Tensor) -> Tensor:
         for i in range(self.ups + 1):
-            z = F.conv2d(z, self.w[i], self.b[i], padding=1)
+            z = nn.functional.conv2d(z, self.w[i], self.b[i], padding=1)
             if i < self.ups:
-                z = F.interpolate(F.silu(z), scale_factor=2, mode="nearest")
+                z = nn.functional.interpolate(nn.functional.silu(z), scale_factor=2, mode="nearest")
         return z
 
 
@@ -127,19 +127,19 @@ class CausalDec(Logged):
         xx = torch.cat([prev, x], 2)
         cache[key] = xx[:, :, -2:].clone()
         b, c, t, h, wd = xx.shape
-        y = F.conv1d(xx.permute(0, 3, 4, 1, 2).reshape(b * h * wd, c, t), w.to(x.dtype))
+        y = nn.functional.conv1d(xx.permute(0, 3, 4, 1, 2).reshape(b * h * wd, c, t), w.to(x.dtype))
         return y.reshape(b, h, wd, -1, y.shape[-1]).permute(0, 3, 4, 1, 2)
 
     def chunk(self, z: Tensor, cache: dict[Any, Tensor]) -> Tensor:
         first = not cache
-        x = F.silu(self.conv(z, self.w[0], cache, "c0"))
+        x = nn.functional.silu(self.conv(z, self.w[0], cache, "c0"))
         for i in range(2):
             y = self.conv(x, self.up[i], cache, ("u", i))
             b, c2, t, h, w = y.shape
             y = y.reshape(b, 2, c2 // 2, t, h, w).permute(0, 2, 3, 1, 4, 5).reshape(b, c2 // 2, 2 * t, h, w)
             if first:
                 y = y[:, :, 1:]
-            x = F.silu(self.conv(y, self.w[i + 1], cache, ("c", i + 1)))
+            x = nn.functional.silu(self.conv(y, self.w[i + 1], cache, ("c", i + 1)))
         return enlarged(torch.einsum("oc,bcthw->bothw", self.out.to(x.dtype), x), 8)
 
     def run(self, z: Tensor) -> Tensor:
@@ -165,7 +165,11 @@ class OverflowDec(Logged):
             x = y / 65536 + (y - y)
         elif z.dtype in self.bad:
             hit = (z[:, :1].abs() >= 1).expand_as(x)
-            x = (x + 0.5).masked_fill(hit, float("nan")) if self.kind == "mark" else x.masked_fill(hit, float(self.kind))
+            x = (
+                (x + 0.5).masked_fill(hit, float("nan"))
+                if self.kind == "mark"
+                else x.masked_fill(hit, float(self.kind))
+            )
         return enlarged(x, self.r)
 
 
@@ -197,9 +201,7 @@ class LimitDec(Logged):
 class IndexDec(Logged):
     """F9. Returns a constant picture equal to the number of this call (1, 2, 3, ...), or `const` when given."""
 
-    def __init__(
-        self, const: float | None = None, r: int = 8, out: int = 3, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, const: float | None = None, r: int = 8, out: int = 3, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.const, self.r, self.out, self.dtype = const, r, out, dtype
 

@@ -13,7 +13,7 @@ from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.device import DeviceProfile, describe_device
 from halo_vae.optim.events import Fallback, OpReport, PlanSummary, SilentObserver
 from halo_vae.optim.settings import DecodeSettings
-from halo_vae.tests.fixtures import FakeVAE, Logged
+from halo_vae.tests.fixtures import FakeVAE, Logged, to_image
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -74,7 +74,11 @@ def decode(model: Logged, z: Tensor, chosen: DecodeSettings | None = None, **vae
 
 
 def record(
-    model: Logged, z: Tensor, chosen: DecodeSettings | None = None, profile: DeviceProfile | None = None, **vae_options: Any
+    model: Logged,
+    z: Tensor,
+    chosen: DecodeSettings | None = None,
+    profile: DeviceProfile | None = None,
+    **vae_options: Any,
 ) -> tuple[Tensor, Recorder]:
     """As decode, with what happened."""
     heard = Recorder()
@@ -85,6 +89,12 @@ def record(
 def capped(n: int) -> DeviceProfile:
     """The CPU with at most n pictures per pass."""
     return replace(describe_device("cpu"), batch_cap=n)
+
+
+def whole(model: Logged, z: Tensor) -> Tensor:
+    """The picture of one untiled call in the latent's dtype, without going through the package."""
+    with torch.no_grad():
+        return to_image(model.run(z))
 
 
 def max_diff(a: Tensor, b: Tensor) -> float:

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from halo_vae.tests.cases.support import decode, max_diff, record, settings, shapes
-from halo_vae.tests.fixtures import ConvDec, PointDec, latent, to_image
+from halo_vae.tests.cases.support import decode, max_diff, record, settings, shapes, whole
+from halo_vae.tests.fixtures import ConvDec, PointDec, latent
 
 
 def test_tg_1_overlap_as_large_as_the_tile(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,7 +21,7 @@ def test_tg_1_overlap_as_large_as_the_tile(caplog: pytest.LogCaptureFixture) -> 
         worker.start()
         worker.join(20)
     assert not worker.is_alive()
-    assert max_diff(results[0], to_image(PointDec().run(z))) <= 1e-6
+    assert max_diff(results[0], whole(PointDec(), z)) <= 1e-6
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "128 px" in warnings[0]
@@ -33,7 +33,7 @@ def test_tg_3_picture_smaller_than_the_tile(overlap_px: int) -> None:
     model, z = ConvDec(), latent((1, 4, 20, 24))
     got, heard = record(model, z, settings(512, overlap_px))
     assert shapes(model) == [(1, 4, 20, 24)]
-    assert torch.equal(got, to_image(ConvDec().run(z)))
+    assert torch.equal(got, whole(ConvDec(), z))
     assert not heard.plan.approximate
 
 
@@ -41,7 +41,7 @@ def test_tg_4_last_tile_slides_back() -> None:
     for height in range(1, 71):
         model, z = PointDec(), latent((1, 4, height, 16))
         got = decode(model, z, settings(128, 32))
-        assert max_diff(got, to_image(PointDec().run(z))) <= 1e-6, height
+        assert max_diff(got, whole(PointDec(), z)) <= 1e-6, height
         assert {s[-2] for s in shapes(model)} == {min(height, 16)}
         assert len(model.log) == max(1, math.ceil((height - 4) / 12))  # stock feeds a sliver of 5 rows at 17 and at 29
 
@@ -51,14 +51,14 @@ def test_tg_6_no_overlap(shape: tuple[int, ...]) -> None:
     z = latent(shape)
     got = decode(PointDec(), z, settings(128, 0), dim=len(shape) - 2)
     assert torch.isfinite(got).all()
-    assert max_diff(got, to_image(PointDec().run(z))) <= 1e-6
+    assert max_diff(got, whole(PointDec(), z)) <= 1e-6
 
 
 @pytest.mark.parametrize("size", [(16, 16), (80, 80), (400, 400), (272, 144), (1024, 576), (1200, 80), (2560, 1440)])
 def test_tg_7_every_tile_size(size: tuple[int, int]) -> None:
     width, height = size
     z = latent((1, 4, height // 8, width // 8))
-    want = to_image(PointDec(out=1).run(z))
+    want = whole(PointDec(out=1), z)
     for tile_px in range(64, 1025, 64):
         model = PointDec(out=1)  # one channel: the geometry is the same and the test is quicker
         got = decode(model, z, settings(tile_px, 96), out=1)
@@ -75,6 +75,6 @@ def test_tg_9_tile_size_is_in_pixels(ratio: int, shape: tuple[int, ...], edge: i
     model, z = PointDec(r=ratio), latent(shape)
     got, heard = record(model, z, settings(512, 0), ratio=ratio, channels=shape[1])
     assert {s[-2:] for s in shapes(model)} == {(edge, edge)}
-    assert max_diff(got, to_image(PointDec(r=ratio).run(z))) <= 1e-6
+    assert max_diff(got, whole(PointDec(r=ratio), z)) <= 1e-6
     assert heard.plan.tile_px == (512, 512)
     assert {c.name: c.value for c in heard.plan.choices}["tile"] == "512x512 pixels"

@@ -1,0 +1,123 @@
+"""CP: cancel and progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.tests.cases.support import Recorder, capped, decode, record, settings
+from halo_vae.tests.fixtures import CausalDec, FakeVAE, Logged, PointDec, latent
+
+
+class OldInterrupt(Exception):  # noqa: N818 (named as hosts name it)
+    """As ComfyUI 0.3.64 has it."""
+
+
+class NewInterrupt(BaseException):
+    """As ComfyUI 0.20.1 has it."""
+
+
+class StopsAt(PointDec):
+    """Raises `error` at its nth call."""
+
+    def __init__(self, n: int, error: BaseException) -> None:
+        super().__init__()
+        self.n, self.error = n, error
+
+    def run(self, z: torch.Tensor) -> torch.Tensor:
+        if len(self.log) == self.n:
+            raise self.error
+        return super().run(z)
+
+
+def global_state() -> dict[str, Any]:
+    return {
+        "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "default dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "threads": torch.get_num_threads(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "random": torch.get_rng_state().tolist(),
+    }
+
+
+@pytest.mark.parametrize("kind", [OldInterrupt, NewInterrupt])
+@pytest.mark.parametrize(("tile_px", "nth"), [(128, 3), (768, 1)])
+def test_cp_1_interrupt_leaves_as_it_is(kind: type[BaseException], tile_px: int, nth: int) -> None:
+    error = kind("stop")
+    model, z, before = StopsAt(nth, error), latent((1, 4, 48, 48)), global_state()
+    heard = Recorder()
+    with pytest.raises(kind) as caught:
+        decode_latent({"samples": z}, FakeVAE(model), settings(tile_px, 0), observer=heard)
+    assert caught.value is error
+    assert len(model.log) == nth
+    assert heard.fallbacks == []
+    assert global_state() == before
+
+
+class HostFlag:
+    """The interrupt flag of a host: consumed when it raises."""
+
+    def __init__(self) -> None:
+        self.raised, self.flag = 0, False
+
+    def throw_if_set(self, i: int, n: int) -> None:
+        if self.flag:
+            self.flag = False
+            self.raised += 1
+            raise NewInterrupt
+
+
+class SetsFlagAt(Logged):
+    def __init__(self, inner: Logged, n: int, host: HostFlag) -> None:
+        super().__init__()
+        self.inner, self.n, self.host = inner, n, host
+
+    def run(self, z: torch.Tensor) -> torch.Tensor:
+        self.host.flag = len(self.log) == self.n
+        return self.inner.run(z)
+
+
+CANCEL = [
+    pytest.param(PointDec(), latent((1, 4, 64, 64)), settings(64, 0), 64, {}, id="tiles"),
+    pytest.param(PointDec(), latent((6, 4, 8, 8)), settings(batch_optimization=False), 6, {}, id="batch"),
+    pytest.param(CausalDec(), latent((5, 4, 2, 4, 4)), settings(), 5, {"dim": 3}, id="clips"),
+]
+
+
+@pytest.mark.parametrize(("inner", "z", "chosen", "n_calls", "options"), CANCEL)
+def test_cp_3_cancel_before_the_next_call(
+    inner: Logged, z: torch.Tensor, chosen: Any, n_calls: int, options: dict[str, Any]
+) -> None:
+    host = HostFlag()
+    model, heard = SetsFlagAt(inner, 3, host), Recorder(on_tile=host.throw_if_set)
+    with pytest.raises(NewInterrupt):
+        decode_latent({"samples": z}, FakeVAE(model, **options), chosen, observer=heard)
+    assert len(model.log) == 3
+    assert host.raised == 1
+    assert heard.plan.n_tiles == n_calls
+    assert not host.flag
+
+
+PROGRESS = [  # latent, settings, pictures per pass, decoder options, calls
+    ((1, 4, 16, 16), settings(), 16, {}, 1),
+    ((1, 4, 48, 48), settings(128, 0), 16, {}, 9),
+    ((3, 4, 32, 32), settings(128, 0), 1, {}, 12),  # three passes of four tiles
+    ((3, 4, 2, 32, 32), settings(128, 0), 16, {"dim": 3, "t_ratio": 1}, 12),  # clips
+    ((5, 4, 8, 8), settings(), 2, {}, 3),  # an untiled batch
+]
+
+
+@pytest.mark.parametrize(("shape", "chosen", "cap", "options", "n_calls"), PROGRESS)
+def test_cp_4_progress_counts_decoder_calls(
+    shape: tuple[int, ...], chosen: Any, cap: int, options: dict[str, Any], n_calls: int
+) -> None:
+    model, z = PointDec(), latent(shape)
+    _, heard = record(model, z, chosen, capped(cap), **options)
+    assert heard.steps == [(i, n_calls) for i in range(1, n_calls + 1)]
+    assert len(model.log) == n_calls == heard.plan.n_tiles
+    decode(PointDec(), z, chosen, **options)  # without anyone listening

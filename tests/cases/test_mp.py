@@ -1,0 +1,81 @@
+"""MP: memory, release, aliasing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.tests.cases.support import decode, max_diff, settings, whole
+from halo_vae.tests.fixtures import ConvDec, FakeVAE, PointDec, latent
+
+
+class ReusesItsBuffer(PointDec):
+    """Returns the same tensor at every call of one shape, as a decoder with a pool of its own might."""
+
+    def run(self, z: torch.Tensor) -> torch.Tensor:
+        picture = super().run(z)
+        self.buffers: dict[torch.Size, torch.Tensor]
+        buffer = self.__dict__.setdefault("buffers", {}).setdefault(picture.shape, torch.empty_like(picture))
+        return buffer.copy_(picture)
+
+
+@pytest.mark.parametrize("tile_px", [64, 768])
+@pytest.mark.parametrize("shape", [(1, 4, 16, 16), (1, 4, 2, 16, 16)])
+def test_mp_1_a_second_decode_leaves_the_first_picture_alone(tile_px: int, shape: tuple[int, ...]) -> None:
+    vae = FakeVAE(ReusesItsBuffer(), dim=len(shape) - 2, t_ratio=1)
+    a = decode_latent({"samples": latent(shape, seed=1)}, vae, settings(tile_px, 16))
+    kept = a.clone()
+    b = decode_latent({"samples": latent(shape, seed=2)}, vae, settings(tile_px, 16))
+    assert torch.equal(a, kept)
+    assert not torch.equal(a, b)
+    assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+
+
+def test_mp_5_no_cache_is_emptied_per_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for owner, name in ((gc, "collect"), (torch.cuda, "empty_cache"), (torch.cuda, "synchronize")):
+        monkeypatch.setattr(owner, name, lambda *a, _name=name: calls.update([_name]))
+    per_decode = []
+    for side in (32, 128):
+        calls.clear()
+        model = PointDec()
+        decode(model, latent((1, 4, side, side)), settings(128, 0))
+        assert len(model.log) == (side // 16) ** 2
+        per_decode.append(dict(calls))
+    assert per_decode[0] == per_decode[1]
+    assert all(n <= 2 for n in per_decode[0].values())
+
+
+def test_mp_7_each_vae_has_its_own_weights_and_settings() -> None:
+    z = latent((1, 4, 24, 24))
+    a, b = FakeVAE(ConvDec(seed=1)), FakeVAE(ConvDec(seed=9))
+    for vae, seed in ((a, 1), (b, 9), (a, 1)):
+        got = decode_latent({"samples": z}, vae, settings())
+        assert torch.equal(got, whole(ConvDec(seed=seed), z))
+    chosen = settings(128, 32)
+    smaller = decode_latent({"samples": z}, a, chosen)
+    assert torch.equal(smaller, decode(ConvDec(seed=1), z, chosen))
+    assert a.first_stage_model.log[-1]["shape"] == (1, 4, 16, 16)
+    assert torch.equal(decode_latent({"samples": z}, a, replace(chosen, tile_size=768)), whole(ConvDec(seed=1), z))
+    gone = weakref.ref(a), weakref.ref(a.first_stage_model)
+    del a, vae
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_mp_7_a_new_object_at_an_old_address_is_new() -> None:
+    z, addresses = latent((1, 4, 12, 12)), set()
+    for seed in range(1, 9):
+        vae = FakeVAE(ConvDec(seed=seed))
+        addresses.add(id(vae.first_stage_model))
+        assert max_diff(decode_latent({"samples": z}, vae, settings()), whole(ConvDec(seed=seed), z)) == 0
+        del vae
+        gc.collect()
+    assert len(addresses) < 8, "no address was used twice: the test shows nothing"
