@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..optim.blend_plan import choose_dtype, plan_blend
 from ..optim.blended import decode_blended
+from ..optim.decode import Decoder, Engine
 from ..optim.device import DeviceProfile, describe_device
 from ..optim.errors import UnknownDecoderError
 from ..optim.events import SILENT, DecodeObserver
@@ -18,9 +19,6 @@ from ..optim.settings import DecodeSettings
 from .latents import latent_of
 from .stock import decode_stock
 from .vae import describe_vae, finish_of
-
-if TYPE_CHECKING:
-    from ..optim.decode import Decoder, Engine
 
 Load = Callable[[tuple[int, ...], torch.dtype], None]
 """Brings the model onto its device; told the largest latent of one call and its dtype, to ask for no more memory."""
@@ -79,7 +77,5 @@ def _decode_exact(
             f"method is exact, but {opaque.name} is of no known family; set method to blended, or to auto",
             keys_seen=(), families=(),
         )  # fmt: skip
-    from ..optim.decode import Engine
-
     engine = engine if engine is not None else Engine()
     return engine.decode(decoder, latent, settings, observer=observer, finish=finish_of(vae), out_device=out_device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,12 +22,10 @@ from .events import SILENT, DecodeObserver, Fallback, OpReport
 from .opaque import Decode, OpaqueDecoder, check_finite, dtype_name, fit_latent, is_finite
 from .rng import RandomScope
 from .settings import DecodeSettings
+from .store import Finish, to_unit_range
 from .tiling import Span
 
 log = logging.getLogger(__name__)
-
-Finish = Callable[[Tensor], Tensor]
-"""Raw float32 rows [B, C, h, w] -> the same in picture range; may work in place."""
 
 MAX_ATTEMPTS = 8
 """Most times a decode begins, the first included."""
@@ -41,8 +38,8 @@ def decode_blended(
     latent: Tensor,
     settings: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
     *,
-    finish: Finish,
     observer: DecodeObserver = SILENT,
+    finish: Finish = to_unit_range,
     out_device: torch.device | str = "cpu",
     profile: DeviceProfile | None = None,
 ) -> Tensor:

@@ -7,10 +7,46 @@ import itertools
 import pytest
 import torch
 
+from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.nodes.vae import describe_vae
 from halo_vae.optim.blended import decode_blended
-from halo_vae.tests.cases.support import decode, max_diff, record, settings, whole
-from halo_vae.tests.fixtures import FakeVAE, IndexDec, NoiseDec, NormDec, latent
+from halo_vae.optim.kernels.eager import run_eager
+from halo_vae.tests.cases.exact import decode_raw, exact_conv, exact_kl, exact_norm, exact_settings
+from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, whole
+from halo_vae.tests.fixtures import ConvDec, FakeVAE, IndexDec, NoiseDec, NormDec, latent, to_image
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+def test_bl_1_exact_has_no_seams(plan: str) -> None:
+    model, z = ConvDec(), latent((1, 4, 72, 104))
+    raw, heard = decode_raw(exact_conv(model), z, exact_settings(256, plan))
+    assert max(heard.plan.tile_grid) > 1
+    assert not heard.plan.approximate
+    assert max_diff(raw, model.run(z)) <= 1e-4
+    # the same tiles without a halo, for contrast: the seams that blending hides
+    assert max_diff(decode(model, z, settings(256, 0)), to_image(model.run(z))) > 0.5
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+def test_bl_1_exact_kl_equals_the_untiled_decode(plan: str) -> None:
+    decoder, z = exact_kl(), latent((1, 4, 20, 28))
+    raw, heard = decode_raw(decoder, z, exact_settings(64, plan))
+    assert max(heard.plan.tile_grid) > 1
+    assert max_diff(to_image(raw), to_image(run_eager(decoder.program, decoder.weights, z))) <= 1e-4
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+@pytest.mark.parametrize("overlap_px", [0, 64])
+def test_bl_2_exact_keeps_colours(plan: str, overlap_px: int) -> None:
+    model, z, heard = NormDec(), NormDec.two_tone(), Recorder()
+    chosen = exact_settings(64, plan, overlap=overlap_px)
+    got = decode_latent({"samples": z}, FakeVAE(model), chosen, decoder=exact_norm(model), observer=heard)
+    assert max_diff(got, whole(model, z)) <= 1e-4
+    assert max(n for _, n, _, _ in heard.tiles) > 1
+    assert (heard.plan.method, heard.plan.approximate, heard.plan.overlap_px) == ("exact", False, 0)
+    assert model.log == []  # the engine read the weights; the host's decoder was not called
+    assert got[:, :, :256].mean() == pytest.approx(0.5758, abs=1e-3)
+    assert got[:, :, 256:].mean() == pytest.approx(0.4253, abs=1e-3)
 
 
 @pytest.mark.parametrize("overlap_px", [0, 64])

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.optim.decode import Engine
+from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.support import Recorder, capped, decode, record, settings
-from halo_vae.tests.fixtures import CausalDec, FakeVAE, Logged, PointDec, latent
+from halo_vae.tests.fixtures import CausalDec, ConvDec, FakeVAE, Logged, PointDec, latent
 
 
 class OldInterrupt(Exception):  # noqa: N818 (named as hosts name it)
@@ -59,6 +61,29 @@ def test_cp_1_interrupt_leaves_as_it_is(kind: type[BaseException], tile_px: int,
     assert global_state() == before
 
 
+@pytest.mark.parametrize("kind", [OldInterrupt, NewInterrupt])
+@pytest.mark.parametrize(("tile_px", "nth"), [(128, 3), (768, 1)])
+def test_cp_1_exact_interrupt_returns_the_pool(kind: type[BaseException], tile_px: int, nth: int) -> None:
+    error, seen, model, engine = kind("stop"), [], ConvDec(), Engine()
+    z, decoder, chosen = latent((1, 4, 48, 48)), exact_conv(model), exact_settings(tile_px)
+
+    def stop(i: int, n: int) -> None:
+        seen.append(i)
+        if len(seen) == nth:
+            raise error
+
+    before, heard = global_state(), Recorder(on_tile=stop)
+    with pytest.raises(kind) as caught:
+        decode_latent({"samples": z}, FakeVAE(model), chosen, decoder=decoder, engine=engine, observer=heard)
+    assert caught.value is error
+    assert len(seen) == nth
+    assert heard.fallbacks == []
+    assert global_state() == before
+    assert engine.pool.misses == 1
+    engine.decode(decoder, z, chosen)  # gets the slab that the cancelled decode gave back
+    assert (engine.pool.hits, engine.pool.misses) == (1, 1)
+
+
 class HostFlag:
     """The interrupt flag of a host: consumed when it raises."""
 
@@ -87,6 +112,21 @@ CANCEL = [
     pytest.param(PointDec(), latent((6, 4, 8, 8)), settings(batch_optimization=False), 6, {}, id="batch"),
     pytest.param(CausalDec(), latent((5, 4, 2, 4, 4)), settings(), 5, {"dim": 3}, id="clips"),
 ]
+
+
+def test_cp_3_exact_cancel_before_the_next_tile() -> None:
+    host, seen = HostFlag(), []
+
+    def check(i: int, n: int) -> None:
+        host.throw_if_set(i, n)
+        seen.append(i)
+        host.flag = len(seen) == 3
+
+    model, z = ConvDec(), latent((2, 4, 32, 32))
+    with pytest.raises(NewInterrupt):
+        Engine().decode(exact_conv(model), z, exact_settings(64), observer=Recorder(on_tile=check))
+    assert len(seen) == 3
+    assert host.raised == 1
 
 
 @pytest.mark.parametrize(("inner", "z", "chosen", "n_calls", "options"), CANCEL)
@@ -121,3 +161,18 @@ def test_cp_4_progress_counts_decoder_calls(
     assert heard.steps == [(i, n_calls) for i in range(1, n_calls + 1)]
     assert len(model.log) == n_calls == heard.plan.n_tiles
     decode(PointDec(), z, chosen, **options)  # without anyone listening
+
+
+@pytest.mark.parametrize(("shape", "tile_px"), [((1, 4, 8, 8), 768), ((3, 4, 24, 24), 64)])
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+def test_cp_4_exact_progress_ends_at_the_total(shape: tuple[int, ...], tile_px: int, plan: str) -> None:
+    heard = Recorder()
+    chosen = exact_settings(tile_px, plan)
+    Engine().decode(exact_conv(ConvDec()), latent(shape), chosen, observer=heard)
+    values = [done for done, _ in heard.steps]
+    assert values == sorted(values)
+    assert {total for _, total in heard.steps} == {1000}
+    assert values[-1] == 1000
+    assert values.count(1000) == 1
+    assert len(values) >= len(heard.tiles) == heard.plan.n_tiles
+    Engine().decode(exact_conv(ConvDec()), latent(shape), chosen)  # without anyone listening

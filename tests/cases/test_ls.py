@@ -10,6 +10,7 @@ from torch import Tensor
 
 from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.errors import LatentError
+from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
 from halo_vae.tests.fixtures import CausalDec, ConvDec, FakeVAE, Logged, PointDec, TimeIndexDec, latent
 
@@ -113,6 +114,21 @@ def test_ls_7_vae_of_another_model(
     assert model.log == []
     assert loads == []
     assert heard.fallbacks == []
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_ls_8_exact_keeps_no_graph(inside: bool) -> None:
+    model, z = ConvDec(), latent((1, 4, 20, 20)).requires_grad_()
+    for weight in model.parameters():
+        weight.requires_grad_()
+    with torch.set_grad_enabled(True), torch.inference_mode(inside):
+        chosen = exact_settings(128)
+        got = decode_latent({"samples": z}, FakeVAE(model), chosen, decoder=exact_conv(model))
+        assert torch.is_grad_enabled() != inside
+    assert not got.requires_grad
+    assert got.grad_fn is None
+    assert not got.is_inference()
+    got.add_(0)
 
 
 @pytest.mark.parametrize("tile_px", [128, 768])

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.optim.decode import Engine
+from halo_vae.optim.pool import MemoryPool
+from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.support import decode, max_diff, settings, whole
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, PointDec, latent
 
@@ -37,6 +40,46 @@ def test_mp_1_a_second_decode_leaves_the_first_picture_alone(tile_px: int, shape
     assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("tile_px", [64, 768])
+def test_mp_1_exact_pictures_are_their_own(tile_px: int) -> None:
+    model, engine, chosen = ConvDec(), Engine(), exact_settings(tile_px)
+    decoder = exact_conv(model)
+    a = engine.decode(decoder, latent((1, 4, 16, 16), seed=1), chosen)
+    kept = a.clone()
+    b = engine.decode(decoder, latent((1, 4, 16, 16), seed=2), chosen)
+    assert engine.pool.hits > 0  # the pool was really used again
+    assert torch.equal(a, kept)
+    assert not torch.equal(a, b)
+    assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+
+
+def test_mp_3_pool_stays_within_its_cap() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def source(nbytes: int, device: torch.device) -> torch.Tensor:
+        with torch.inference_mode(False):
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        made.append(weakref.ref(memory))
+        return memory
+
+    pool, cap = MemoryPool(source), 4 << 20
+    engine, decoder = Engine(pool=pool), exact_conv(ConvDec())
+    chosen = exact_settings(128, "tiles", keep_bytes=cap)
+    for side in range(8, 38):
+        engine.decode(decoder, latent((1, 4, side, side)), chosen)
+        assert 0 <= pool.held_bytes <= cap, side
+    assert pool.hits > 0
+    assert pool.hits + pool.misses == 30  # one slab per decode
+    assert pool.misses == len(made)
+    alive = sum(ref() is not None for ref in made)
+    assert pool.misses - pool.evictions == alive
+    pool.clear()
+    gc.collect()
+    assert pool.held_bytes == 0
+    assert [ref() for ref in made] == [None] * len(made)
+    assert pool.evictions == pool.misses
+
+
 def test_mp_5_no_cache_is_emptied_per_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -48,6 +91,7 @@ def test_mp_5_no_cache_is_emptied_per_tile(monkeypatch: pytest.MonkeyPatch) -> N
         model = PointDec()
         decode(model, latent((1, 4, side, side)), settings(128, 0))
         assert len(model.log) == (side // 16) ** 2
+        Engine().decode(exact_conv(ConvDec()), latent((1, 4, side, side)), exact_settings(128, "tiles"))
         per_decode.append(dict(calls))
     assert per_decode[0] == per_decode[1]
     assert all(n <= 2 for n in per_decode[0].values())
@@ -68,6 +112,17 @@ def test_mp_7_each_vae_has_its_own_weights_and_settings() -> None:
     del a, vae
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+def test_mp_7_exact_decoders_have_their_own_weights() -> None:
+    z, engine, chosen = latent((1, 4, 24, 24)), Engine(), exact_settings(128)
+    decoders = {seed: exact_conv(ConvDec(seed=seed)) for seed in (1, 9)}
+    for seed in (1, 9, 1):
+        assert max_diff(engine.decode(decoders[seed], z, chosen), whole(ConvDec(seed=seed), z)) <= 1e-5
+    gone = weakref.ref(decoders.pop(1))
+    gc.collect()
+    assert gone() is None
+    assert max_diff(engine.decode(decoders[9], z, exact_settings(64)), whole(ConvDec(seed=9), z)) <= 1e-5
 
 
 def test_mp_7_a_new_object_at_an_old_address_is_new() -> None:

@@ -9,7 +9,9 @@ import threading
 import pytest
 import torch
 
-from halo_vae.tests.cases.support import decode, max_diff, record, settings, shapes, whole
+from halo_vae.optim.decode import Engine
+from halo_vae.tests.cases.exact import exact_conv, exact_settings
+from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
 from halo_vae.tests.fixtures import ConvDec, PointDec, latent
 
 
@@ -44,6 +46,22 @@ def test_tg_4_last_tile_slides_back() -> None:
         assert max_diff(got, whole(PointDec(), z)) <= 1e-6, height
         assert {s[-2] for s in shapes(model)} == {min(height, 16)}
         assert len(model.log) == max(1, math.ceil((height - 4) / 12))  # stock feeds a sliver of 5 rows at 17 and at 29
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+def test_tg_4_exact_covers_every_height(plan: str) -> None:
+    model = ConvDec()
+    decoder, engine = exact_conv(model), Engine()
+    for height in range(1, 71):
+        z, heard = latent((1, 4, height, 16)), Recorder()
+        chosen = exact_settings(128, plan)
+        raw = engine.decode(decoder, z, chosen, observer=heard, finish=lambda x: x)
+        assert max_diff(raw.movedim(-1, 1), model.run(z)) <= 1e-5, height
+        if plan == "tiles":  # tiles keep their shape and slide back; one pixel of halo on each side
+            fed = [shape[-2] for _, _, shape, _ in heard.tiles]
+            assert set(fed[: heard.tiles[0][1]]) == {min(height, 16) + 2}, height
+            assert len(set(fed)) <= len(decoder.program.ops)
+            assert heard.tiles[0][1] == math.ceil(height / 16)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 33, 47), (1, 4, 1, 33, 47)])
