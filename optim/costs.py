@@ -1,4 +1,4 @@
-"""What an op costs: multiply-accumulates, bytes moved, scratch, and the convolution shapes it requests. Integers only."""
+"""What an op costs: multiply-accumulates, bytes moved, scratch, convolution shapes. Integers only."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def conv_shape(op: Conv, fold: bool, tile: Tile, dtype: str, layout: Layout) -> 
     """What a backend keys its kernel choice by."""
     k = kernel_edge(op, fold)
     return ConvShape(
-        input=staged_shape(op, tile), weight=(conv_out_channels(op, fold), op.in_channels, k, k), dtype=dtype, layout=layout
+        input=staged_shape(op, tile),
+        weight=(conv_out_channels(op, fold), op.in_channels, k, k),
+        dtype=dtype,
+        layout=layout,
     )
 
 
@@ -64,7 +67,9 @@ def weight_bytes(op: Conv, fold: bool, dtype: str) -> int:
     return conv_out_channels(op, fold) * op.in_channels * kernel_edge(op, fold) ** 2 * ITEMSIZE[dtype]
 
 
-def step_scratch(step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size, *, attention: str, cached: bool) -> int:
+def step_scratch(
+    step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size, *, attention: str, cached: bool
+) -> int:
     """Bytes that one sweep's kernels hold besides pooled buffers, at their peak."""
     if isinstance(step.op, Attention):
         return _attention_scratch(step, latent, program, attention)

@@ -35,7 +35,9 @@ LatentShape = tuple[int, int, int, int]
 class Decoder:
     """One VAE decoder: its program, its weights, and what they were packed into."""
 
-    def __init__(self, *, weights: WeightSource, program: Program, loaded_dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, *, weights: WeightSource, program: Program, loaded_dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         """`loaded_dtype` is what the decoder would compute in by itself; wider is used only where values overflow."""
         self.weights = weights
         self.program = program
@@ -49,14 +51,50 @@ class Decoder:
         return self.weights.content_hash
 
 
-def open_decoder(weights: WeightSource, *, device: torch.device | str = "cpu", loaded_dtype: torch.dtype | None = None) -> Decoder:
+class ProgramCache:
+    """Lowered programs by the structure of the weights; the latest few."""
+
+    SIZE = 16
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._programs: OrderedDict[object, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, weights: WeightSource, observer: DecodeObserver) -> Program:
+        """The program of these weights, lowered if it is new."""
+        specs = weights.specs
+        key = frozenset((name, spec.shape) for name, spec in specs.items())
+        with self._lock:
+            program = self._programs.get(key)
+        observer.cache_lookup("program", program is not None)
+        if program is None:
+            program = lower(specs)
+            with self._lock:
+                self._programs[key] = program
+                while len(self._programs) > self.SIZE:
+                    self._programs.popitem(last=False)
+        return program
+
+
+PROGRAMS = ProgramCache()
+
+
+def open_decoder(
+    weights: WeightSource,
+    *,
+    device: torch.device | str = "cpu",
+    loaded_dtype: torch.dtype | None = None,
+    observer: DecodeObserver = SILENT,
+) -> Decoder:
     """Lower weights to a program. UnknownDecoderError or WeightsError if that cannot be done.
 
     Without `loaded_dtype`, a decoder counts as loaded in float32 on a CPU and elsewhere in the first dtype that its
     family allows, as hosts load it.
     """
     dev = torch.device(device)
-    program = lower(weights.specs)
+    observer.mark("lower")
+    program = PROGRAMS.get(weights, observer)
     if loaded_dtype is None:
         loaded_dtype = torch.float32 if dev.type == "cpu" else DTYPES[program.working_dtypes[0]]
     return Decoder(weights=weights, program=program, loaded_dtype=loaded_dtype, device=dev)
@@ -80,7 +118,12 @@ class Engine:
     # -- planning
 
     def plan(
-        self, decoder: Decoder, latent_shape: LatentShape, settings: DecodeSettings | None = None, *, observer: DecodeObserver = SILENT
+        self,
+        decoder: Decoder,
+        latent_shape: LatentShape,
+        settings: DecodeSettings | None = None,
+        *,
+        observer: DecodeObserver = SILENT,
     ) -> Plan:
         """The plan `decode` would run for latents [B, C, H, W]. LatentError or PlanError if there is none."""
         plan, _ = self._plan(decoder, latent_shape, settings or DecodeSettings(), observer)
@@ -96,7 +139,9 @@ class Engine:
         profile = self.profile_for(decoder)
         edge = max(shape[2] * program.scale[1], shape[3] * program.scale[2])
         native = dtype_name(decoder.loaded_dtype)
-        decision = choose_dtypes(settings.precision_mode, program, native, profile, edge, self.widened, decoder.content_hash)
+        decision = choose_dtypes(
+            settings.precision_mode, program, native, profile, edge, self.widened, decoder.content_hash
+        )
         # free memory changes from decode to decode: a plan is good for any budget it fits
         key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, self._stored(decoder))
         with self._lock:
@@ -106,7 +151,9 @@ class Engine:
         observer.cache_lookup("plan", plan is not None)
         if plan is None:
             out_bytes = shape[0] * program.out_channels * shape[2] * program.scale[1] * shape[3] * program.scale[2] * 4
-            plan = make_plan(program, shape, settings, profile, decision, out_bytes=out_bytes, stored=self._stored(decoder))
+            plan = make_plan(
+                program, shape, settings, profile, decision, out_bytes=out_bytes, stored=self._stored(decoder)
+            )
             if settings.advanced_caching:
                 with self._lock:
                     self._plans[key] = plan
@@ -143,14 +190,23 @@ class Engine:
         observer.mark("plan")
         shape = check_latent(latent, decoder.program)
         with self.pool.exclusive(), torch.inference_mode():
-            image = self._run_until_finite(decoder, latent, shape, settings, observer, finish, out_dtype, torch.device(out_device))
+            image = self._run_until_finite(
+                decoder, latent, shape, settings, observer, finish, out_dtype, torch.device(out_device)
+            )
         observer.mark("other")
         return image
 
     def _run_until_finite(
-        self, decoder: Decoder, latent: Tensor, shape: LatentShape, settings: DecodeSettings, observer: DecodeObserver,
-        finish: Finish, out_dtype: torch.dtype, out_device: torch.device,
-    ) -> Tensor:  # fmt: skip
+        self,
+        decoder: Decoder,
+        latent: Tensor,
+        shape: LatentShape,
+        settings: DecodeSettings,
+        observer: DecodeObserver,
+        finish: Finish,
+        out_dtype: torch.dtype,
+        out_device: torch.device,
+    ) -> Tensor:
         progress: Progress | None = None
         for _ in range(MAX_RESTARTS):
             observer.mark("plan")
@@ -167,19 +223,35 @@ class Engine:
         raise AssertionError("every restart widens one more op, so there cannot be so many")
 
     def _run(
-        self, decoder: Decoder, latent: Tensor, plan: Plan, settings: DecodeSettings, observer: DecodeObserver,
-        finish: Finish, out_dtype: torch.dtype, out_device: torch.device, progress: Progress,
-    ) -> Tensor:  # fmt: skip
+        self,
+        decoder: Decoder,
+        latent: Tensor,
+        plan: Plan,
+        settings: DecodeSettings,
+        observer: DecodeObserver,
+        finish: Finish,
+        out_dtype: torch.dtype,
+        out_device: torch.device,
+        progress: Progress,
+    ) -> Tensor:
         b, _, h, w = plan.latent_shape
         program = plan.program
         with torch.inference_mode(False):
-            image = torch.empty((b, h * program.scale[1], w * program.scale[2], program.out_channels), dtype=out_dtype, device=out_device)
+            image = torch.empty(
+                (b, h * program.scale[1], w * program.scale[2], program.out_channels),
+                dtype=out_dtype,
+                device=out_device,
+            )
         sink = ImageSink(image, finish)
         context = RunContext(
-            plan=plan, device=decoder.device, packed=decoder.packed, observer=observer, progress=progress,
+            plan=plan,
+            device=decoder.device,
+            packed=decoder.packed,
+            observer=observer,
+            progress=progress,
             check_each_op=decoder.device.type == "cpu",
             on_widened=lambda name: self.widened.remember(decoder.content_hash, plan.dtypes.compute, name),
-        )  # fmt: skip
+        )
         with self.pool.lease(plan.pool_bytes, decoder.device, settings.keep_bytes) as slab:
             feeder = LatentFeeder(latent, _parts(plan), _latent_buffers(plan, slab, observer), observer)
             try:
@@ -202,7 +274,9 @@ def check_latent_shape(shape: tuple[int, ...], program: Program) -> LatentShape:
         raise LatentError(f"the latent has shape {list(shape)}; give four dimensions [batch, channels, height, width]")
     b, c, h, w = shape
     if b < 1 or h < 1 or w < 1:
-        raise LatentError(f"the latent has shape {list(shape)}, which holds no picture; give at least one image of one pixel")
+        raise LatentError(
+            f"the latent has shape {list(shape)}, which holds no picture; give at least one image of one pixel"
+        )
     if c != program.latent_channels:
         raise LatentError(
             f"the latent has {c} channels but this {program.family} decoder takes {program.latent_channels};"
@@ -217,7 +291,9 @@ def check_latent(latent: Tensor, program: Program) -> LatentShape:
     if not latent.is_floating_point():
         raise LatentError(f"the latent holds {latent.dtype} values; give floating-point values")
     if not bool(torch.isfinite(latent).all()):
-        raise LatentError("the latent itself holds NaN or inf, so no decode can repair it; check the sampler that made it")
+        raise LatentError(
+            "the latent itself holds NaN or inf, so no decode can repair it; check the sampler that made it"
+        )
     return shape
 
 
@@ -240,7 +316,7 @@ def _parts(plan: Plan) -> list[tuple[int, int]]:
 
 def _latent_buffers(plan: Plan, slab: Slab, observer: DecodeObserver) -> list[Tensor]:
     """One or two pooled destinations [n, C, H, W] for latents, behind the arena."""
-    b, c, h, w = plan.latent_shape
+    _, c, h, w = plan.latent_shape
     n, dtype = plan.passes[0].n_images, DTYPES[plan.dtypes.stream]
     nbytes = latent_buffer_bytes(plan.program, n, (1, h, w), plan.dtypes.stream)
     start = max(p.arena.nbytes for p in plan.passes)
@@ -249,5 +325,7 @@ def _latent_buffers(plan: Plan, slab: Slab, observer: DecodeObserver) -> list[Te
         flat, hit = slab.take(align(start) + i * nbytes, nbytes)
         observer.pool_request(nbytes, hit)
         typed = flat[: n * c * h * w * dtype.itemsize].view(dtype)
-        buffers.append(typed.view(n, h, w, c).permute(0, 3, 1, 2) if plan.layout == "channels_last" else typed.view(n, c, h, w))
+        buffers.append(
+            typed.view(n, h, w, c).permute(0, 3, 1, 2) if plan.layout == "channels_last" else typed.view(n, c, h, w)
+        )
     return buffers

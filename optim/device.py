@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -42,16 +42,33 @@ def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
     dev = torch.device(device)
     if dev.type == "cpu":
         return DeviceProfile(
-            kind="cpu", name="cpu", native_dtypes=_cpu_dtypes(), unified_memory=True, budget_bytes=available_host_bytes(),
-            strategy="strips", layout="channels_last", batch_cap=16, pass_pixels=512 * 512, tile_bytes=16 << 20, attention="sdpa",
-        )  # fmt: skip
+            kind="cpu",
+            name="cpu",
+            native_dtypes=_cpu_dtypes(),
+            unified_memory=True,
+            budget_bytes=available_host_bytes(),
+            strategy="strips",
+            layout="channels_last",
+            batch_cap=16,
+            pass_pixels=512 * 512,
+            tile_bytes=16 << 20,
+            attention="sdpa",
+        )
     hip = dev.type == "cuda" and torch.version.hip is not None
     kind: Kind = "hip" if hip else "cuda" if dev.type == "cuda" else "other"
     return DeviceProfile(
-        kind=kind, name=str(dev), native_dtypes=("float16", "bfloat16"), unified_memory=False, budget_bytes=None,
-        strategy="tiles", layout="contiguous" if hip else "channels_last", batch_cap=8 if hip else 16,
-        pass_pixels=1024 * 1024, tile_bytes=64 << 20, attention="matmul" if hip else "sdpa",
-    )  # fmt: skip
+        kind=kind,
+        name=str(dev),
+        native_dtypes=("float16", "bfloat16"),
+        unified_memory=False,
+        budget_bytes=None,
+        strategy="tiles",
+        layout="contiguous" if hip else "channels_last",
+        batch_cap=8 if hip else 16,
+        pass_pixels=1024 * 1024,
+        tile_bytes=64 << 20,
+        attention="matmul" if hip else "sdpa",
+    )
 
 
 def _cpu_dtypes() -> tuple[str, ...]:
@@ -78,7 +95,8 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         """Create the stream on a CUDA or HIP device."""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        streams: Any = torch.cuda
+        self._stream = streams.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -68,7 +68,7 @@ class PlanSummary:
     n_tiles: int
     """Tiles of all ops and passes."""
     tile_grid: tuple[int, int]
-    """Fewest tiles (down, across) that any convolution over more than one pixel of context was cut into; (1, 1) without one."""
+    """Fewest tiles (down, across) that any convolution with a halo was cut into; (1, 1) without one."""
     images_per_pass: int
     n_passes: int
     macs: int

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .costs import needs_staging
 from .errors import NonFiniteError
 from .events import ConvShape, DecodeObserver, Fallback, OpReport
 from .kernels import torch_kernels as kernels
@@ -18,6 +17,7 @@ from .packing import DTYPES, PackedWeights
 from .plan import OpPlan, PassPlan, Plan
 from .pool import Slab
 from .program import Conv, Pointwise, Rearrange, norm_groups
+from .staging import Stager
 from .store import ImageSink, expand, interleave, pixels_of, reduce_finite
 from .tiling import Tile, largest_divisor
 
@@ -79,7 +79,9 @@ class RunContext:
 class PassRunner:
     """State of one pass: views of values, statistics, staged rows."""
 
-    def __init__(self, context: RunContext, a_pass: PassPlan, slab: Slab, latent: Tensor, sink: ImageSink, first_image: int) -> None:
+    def __init__(
+        self, context: RunContext, a_pass: PassPlan, slab: Slab, latent: Tensor, sink: ImageSink, first_image: int
+    ) -> None:
         """`latent` [n, C, H, W] lies in pooled memory already; the pictures go to `sink` from `first_image` on."""
         self.context, self.a_pass, self._slab, self._sink, self._first_image = context, a_pass, slab, sink, first_image
         self.program = context.plan.program
@@ -131,12 +133,15 @@ class PassRunner:
         if not context.plan.guard:
             raise NonFiniteError(
                 f"{step.name} is not finite in {step.dtype}; turn adaptive precision on or choose a wider precision",
-                op=step.name, dtype=step.dtype,
-            )  # fmt: skip
+                op=step.name,
+                dtype=step.dtype,
+            )
         context.on_widened(step.name)
         context.observer.op_redone(step.name, step.dtype, step.macs)
         context.observer.fallback(
-            Fallback(kind="non_finite", where=step.name, given=step.dtype, used="float32", reason="the result was not finite")
+            Fallback(
+                kind="non_finite", where=step.name, given=step.dtype, used="float32", reason="the result was not finite"
+            )
         )
         if step.in_place != "no":
             raise RestartDecode(step, step.dtype)
@@ -153,9 +158,14 @@ class PassRunner:
 
     def _report(self, step: OpPlan) -> OpReport:
         return OpReport(
-            name=step.name, kind=step.kind, n_tiles=step.n_tiles, macs=step.macs, dtype=step.dtype,
-            native_dtype=self.context.plan.dtypes.native, backend=kernels.NAME,
-        )  # fmt: skip
+            name=step.name,
+            kind=step.kind,
+            n_tiles=step.n_tiles,
+            macs=step.macs,
+            dtype=step.dtype,
+            native_dtype=self.context.plan.dtypes.native,
+            backend=kernels.NAME,
+        )
 
     # -- values
 
@@ -220,7 +230,8 @@ class PassRunner:
         x = self.value(op.inputs[0]).float()
         if isinstance(op, Pointwise):
             first, second = (context.packed.vector(name, torch.float32, context.device) for name in op.weights)
-            assert first is not None and second is not None
+            assert first is not None
+            assert second is not None
             context.observer.mark("compute")
             if op.kind == "denormalize":
                 y = x * (second + op.eps).sqrt()[None, :, None, None] + first[None, :, None, None]
@@ -238,10 +249,16 @@ class PassRunner:
         context, observer = self.context, self.context.observer
         observer.mark("load")
         dtype, keep = DTYPES[step.dtype], context.plan.cache_weights
-        how = {"dtype": dtype, "device": context.device, "layout": context.plan.layout, "keep": keep, "observer": observer}
+        how = {
+            "dtype": dtype,
+            "device": context.device,
+            "layout": context.plan.layout,
+            "keep": keep,
+            "observer": observer,
+        }
         weight, bias = context.packed.conv(op, fold=step.fold, **how)  # type: ignore[arg-type]
         partner = context.packed.conv(step.partner, fold=False, **how) if step.partner else None  # type: ignore[arg-type]
-        stager = _Stager(self, step, op)
+        stager = Stager(self, step, op)
         tiles = step.grid.tiles()
         macs = step.macs // len(tiles)
         for i, tile in enumerate(tiles):
@@ -250,7 +267,11 @@ class PassRunner:
             observer.mark("stage")
             staged = stager.stage(tile)
             observer.mark("compute")
-            observer.conv_requested(ConvShape(input=tuple(staged.shape), weight=tuple(weight.shape), dtype=step.dtype, layout=context.plan.layout))
+            observer.conv_requested(
+                ConvShape(
+                    input=tuple(staged.shape), weight=tuple(weight.shape), dtype=step.dtype, layout=context.plan.layout
+                )
+            )
             y = kernels.convolve(staged, weight, bias)
             if partner is not None and step.partner is not None:
                 beside = self._shortcut(step.partner, tile, partner, step.dtype)
@@ -264,7 +285,9 @@ class PassRunner:
         """The 1x1 convolution of the raw input under a strip."""
         src = self.value(op.inputs[0])[tile.images.start : tile.images.stop, :, tile.rows.start : tile.rows.stop]
         src = src.to(DTYPES[dtype])
-        shape = ConvShape(input=tuple(src.shape), weight=tuple(weights[0].shape), dtype=dtype, layout=self.context.plan.layout)
+        shape = ConvShape(
+            input=tuple(src.shape), weight=tuple(weights[0].shape), dtype=dtype, layout=self.context.plan.layout
+        )
         self.context.observer.conv_requested(shape)
         return kernels.convolve(src, *weights)
 
@@ -340,73 +363,8 @@ class PassRunner:
         return reduce_finite(flags)
 
 
-class _Stager:
-    """Hands out staged tiles of one convolution, carrying halo rows from a strip to the next."""
-
-    def __init__(self, runner: PassRunner, step: OpPlan, op: Conv) -> None:
-        self._runner, self._step, self._op = runner, step, op
-        self._src = runner.value(op.inputs[0])
-        self._dtype = DTYPES[step.dtype]
-        self._staged = needs_staging(op, runner.context.plan.dtypes) or self._src.dtype != self._dtype
-        self._previous: tuple[Tile, Tensor] | None = None
-        if not self._staged:
-            return
-        runner.context.observer.mark("stage")
-        self._affine = self._norm_affine()
-        b, c, h, w = self.shape(step.grid.tiles()[0])
-        self._flat = runner.buffer(f"stage{step.index}", b * c * h * w * self._dtype.itemsize)
-        direct = self._dtype == self._src.dtype == torch.float32
-        wide = max(kernels.WIDEN_BYTES, b * c * w * 4)
-        self._rows = None if direct else runner.buffer(f"rows{step.index}", wide).view(torch.float32)
-        if not direct:
-            runner.context.observer.converted(self._src.numel() * self._dtype.itemsize if self._dtype != self._src.dtype else 0)
-
-    def _norm_affine(self) -> kernels.Affine | None:
-        norm, runner = self._op.norm, self._runner
-        if norm is None:
-            return None
-        device, packed = runner.context.device, runner.context.packed
-        weight, bias = (packed.vector(name, torch.float32, device) for name in (norm.weight, norm.bias))
-        assert weight is not None and bias is not None
-        return runner.moments[self._op.inputs[0]].affine(norm, weight, bias)
-
-    def shape(self, tile: Tile) -> tuple[int, int, int, int]:
-        """[B, C, H, W] handed to the kernel for a tile."""
-        halo = self._op.halo
-        return tile.images.size, self._op.in_channels, tile.rows.size + 2 * halo, tile.cols.size + 2 * halo
-
-    def stage(self, tile: Tile) -> Tensor:
-        """The tile with its halo, normalised, activated and padded."""
-        src = self._src[tile.images.start : tile.images.stop]
-        if not self._staged:
-            return src[:, :, tile.rows.start : tile.rows.stop, tile.cols.start : tile.cols.stop]
-        affine = self._affine
-        if affine is not None:
-            affine = affine[0][tile.images.start : tile.images.stop], affine[1][tile.images.start : tile.images.stop]
-        halo, b_c_h_w = self._op.halo, self.shape(tile)
-        if self._op.upsample == 2 and not self._step.fold:
-            out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
-            kernels.stage_upsampled(src, tile, halo, affine, self._op.act, out)
-            return out
-        carried = self._carried(tile, halo)
-        out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
-        if carried is not None:
-            out[:, :, : 2 * halo].copy_(carried)
-        kernels.stage(src, tile, halo, affine, self._op.act, out, self._rows, 0 if carried is None else 2 * halo)
-        self._previous = tile, out
-        return out
-
-    def _carried(self, tile: Tile, halo: int) -> Tensor | None:
-        """The rows this strip shares with the one above, if that was staged just before."""
-        if self._previous is None or halo == 0 or not self._step.grid.is_strips:
-            return None
-        before, staged = self._previous
-        if before.images != tile.images or before.rows.stop != tile.rows.start:
-            return None
-        # both strips use the same memory, so the rows are set aside first
-        return staged[:, :, staged.shape[2] - 2 * halo :].clone()
-
-
 def _damaged(step: OpPlan) -> str:
-    return f"{step.name} is not finite even in float32: the weights hold inf or NaN, or the latent is far out of range; check the VAE file"
-
+    return (
+        f"{step.name} is not finite even in float32: the weights hold inf or NaN,"
+        " or the latent is far out of range; check the VAE file"
+    )

@@ -22,17 +22,23 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def fold_nearest(weight: Tensor) -> Tensor:
-    """A 3x3 kernel after nearest-2x upsampling as a 2x2 kernel with four times the outputs: [C_out, C_in, 3, 3] -> [4 C_out, C_in, 2, 2].
+    """A 3x3 kernel after nearest-2x upsampling as a 2x2 kernel with four times the outputs.
+
+    [C_out, C_in, 3, 3] -> [4 C_out, C_in, 2, 2].
 
     Output phase (i, j) of pixel (y, x) reads rows y - 1 + i and y + i only: two of the three taps fall on one source
-    row and add up. Phase (i, j) is block i * 2 + j of the outputs. Exact up to the rounding of the sums, taken in float32.
+    row and add up. Phase (i, j) is block i * 2 + j of the outputs. Exact up to the rounding of the sums,
+    taken in float32.
     """
     w = weight.float()
     rows = ((w[:, :, 0], w[:, :, 1] + w[:, :, 2]), (w[:, :, 0] + w[:, :, 1], w[:, :, 2]))
     phases = []
     for pair in rows:
         for right in range(2):
-            cols = [torch.stack((r[..., 0] + r[..., 1], r[..., 2]) if right else (r[..., 0], r[..., 1] + r[..., 2]), -1) for r in pair]
+            cols = [
+                torch.stack((r[..., 0] + r[..., 1], r[..., 2]) if right else (r[..., 0], r[..., 1] + r[..., 2]), -1)
+                for r in pair
+            ]
             phases.append(torch.stack(cols, 2))
     return torch.cat(phases).to(weight.dtype)
 
@@ -46,7 +52,7 @@ class _Key:
 
 
 class PackedWeights:
-    """What one decoder's weights were turned into. Only what had to be converted is kept; the rest stays with its source."""
+    """What one decoder's weights were turned into: only what had to be converted is kept."""
 
     def __init__(self, source: WeightSource) -> None:
         """Nothing is packed yet."""
@@ -70,7 +76,15 @@ class PackedWeights:
         return None if name is None else self._source.get(name, dtype, device)
 
     def conv(
-        self, op: Conv, *, fold: bool, dtype: torch.dtype, device: torch.device, layout: Layout, keep: bool, observer: DecodeObserver
+        self,
+        op: Conv,
+        *,
+        fold: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: Layout,
+        keep: bool,
+        observer: DecodeObserver,
     ) -> tuple[Tensor, Tensor | None]:
         """(weight, bias) of a convolution, folded if asked; bias [4 C_out] then."""
         weight = self._matrix(op.weight, "folded" if fold else "plain", dtype, device, keep, observer)
@@ -87,7 +101,9 @@ class PackedWeights:
         weight = self._matrix(linear.weight, "plain", dtype, device, keep, observer)
         return weight.reshape(weight.shape[0], -1), self.vector(linear.bias, dtype, device)
 
-    def _matrix(self, name: str, form: str, dtype: torch.dtype, device: torch.device, keep: bool, observer: DecodeObserver) -> Tensor:
+    def _matrix(
+        self, name: str, form: str, dtype: torch.dtype, device: torch.device, keep: bool, observer: DecodeObserver
+    ) -> Tensor:
         stored = self._source.specs[name].dtype if name in self._source.specs else dtype
         if form == "plain" and stored == dtype:
             return self._source.get(name, dtype, device)

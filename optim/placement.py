@@ -52,7 +52,15 @@ class Placer:
     """Walks the steps once and gives every value a home."""
 
     def __init__(
-        self, program: Program, steps: Sequence[OpPlan], n_images: int, latent: Size, itemsize: int, *, channels_last: bool, reuse: bool
+        self,
+        program: Program,
+        steps: Sequence[OpPlan],
+        n_images: int,
+        latent: Size,
+        itemsize: int,
+        *,
+        channels_last: bool,
+        reuse: bool,
     ) -> None:
         """`itemsize` is that of the stored dtype; `reuse` allows outputs over dying inputs."""
         self._program, self._steps, self._n, self._latent = program, steps, n_images, latent

@@ -7,7 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .arena import Buffer, align, pack_buffers
-from .costs import ITEMSIZE, WIDEN_BYTES, attention_macs, conv_macs, conv_out_channels, conv_shape, needs_staging, staged_shape, step_bytes, step_scratch, weight_bytes
+from .costs import (
+    ITEMSIZE,
+    WIDEN_BYTES,
+    attention_macs,
+    conv_macs,
+    conv_out_channels,
+    conv_shape,
+    needs_staging,
+    staged_shape,
+    step_bytes,
+    step_scratch,
+    weight_bytes,
+)
 from .device import DeviceProfile
 from .errors import PlanError
 from .events import Choice, ConvShape, PeakPrediction, PlanSummary
@@ -21,9 +33,9 @@ from .tiling import TileGrid, even_strip, largest_divisor
 
 BASE_TILE_LAT = 32
 """Edge in latent pixels of the default 2-D tile: 256 pixels of a x8 decoder, which every common resolution exceeds."""
-MAX_ELEMENTS = 2**31 - 1
-"""Kernels index with 32 bits: no tensor handed to one may hold more. Source: huggingface/diffusers #2306."""
 ATTENTION_ROWS = 4096
+SMALLER_TILES = 2
+"""How often tiles are made four times smaller before a decode is refused for lack of memory."""
 
 
 def make_plan(
@@ -36,7 +48,36 @@ def make_plan(
     out_bytes: int,
     stored: str,
 ) -> Plan:
-    """The cheapest plan that fits. `stored` is the dtype the weights lie in; `out_bytes` the size of the image. PlanError if none fits."""
+    """The first plan that fits the budget, with tiles of the device's size or smaller. PlanError if none does.
+
+    `stored` is the dtype the weights lie in; `out_bytes` the size of the image.
+    """
+    plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
+    for _ in range(SMALLER_TILES):
+        if profile.budget_bytes is None or plan.predicted.total <= profile.budget_bytes:
+            return plan
+        profile = replace(profile, tile_bytes=profile.tile_bytes // 4)
+        plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
+    if profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+        batch, _, height, width = latent_shape
+        raise PlanError(
+            f"decoding {batch} latents of {width}x{height} takes {plan.predicted.total >> 20} MiB"
+            f" but {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision or decode a smaller picture",
+            need_bytes=plan.predicted.total,
+            free_bytes=profile.budget_bytes,
+        )
+    return plan
+
+
+def _plan_with(
+    program: Program,
+    latent_shape: tuple[int, int, int, int],
+    settings: DecodeSettings,
+    profile: DeviceProfile,
+    decision: DtypeDecision,
+    out_bytes: int,
+    stored: str,
+) -> Plan:
     batch, _, height, width = latent_shape
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
     layout: Layout = profile.layout if settings.tensor_layout_optimization else "contiguous"
@@ -54,25 +95,37 @@ def make_plan(
         packed=max(p.packed_bytes for p in by_size.values()) if settings.advanced_caching else 0,
         output=out_bytes,
     )
-    if profile.budget_bytes is not None and predicted.total > profile.budget_bytes:
-        raise PlanError(
-            f"decoding {batch} latents of {width}x{height} takes {predicted.total >> 20} MiB but {profile.budget_bytes >> 20} MiB are free;"
-            " free memory, choose a narrower precision or decode a smaller picture",
-            need_bytes=predicted.total, free_bytes=profile.budget_bytes,
-        )  # fmt: skip
     choices = (
-        Choice(name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else f"default on {profile.kind}"),
-        Choice(name="layout", value=layout, reason=f"default on {profile.kind}" if settings.tensor_layout_optimization else "layout optimisation is off"),
+        Choice(
+            name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else f"default on {profile.kind}"
+        ),
+        Choice(
+            name="layout",
+            value=layout,
+            reason=f"default on {profile.kind}"
+            if settings.tensor_layout_optimization
+            else "layout optimisation is off",
+        ),
         decision.choice,
         batch_choice,
         Choice(name="attention", value=profile.attention, reason=f"default on {profile.kind}"),
     )
     shapes = _conv_shapes(by_size.values(), layout)
     return Plan(
-        program=program, latent_shape=latent_shape, layout=layout, strategy=strategy, dtypes=decision.dtypes, attention=profile.attention,
-        passes=passes, prefetch=prefetch, cache_weights=settings.advanced_caching, guard=settings.adaptive_precision,
-        pool_bytes=pool, conv_shapes=shapes, summary=_summary(program, passes, strategy, layout, predicted, choices),
-    )  # fmt: skip
+        program=program,
+        latent_shape=latent_shape,
+        layout=layout,
+        strategy=strategy,
+        dtypes=decision.dtypes,
+        attention=profile.attention,
+        passes=passes,
+        prefetch=prefetch,
+        cache_weights=settings.advanced_caching,
+        guard=settings.adaptive_precision,
+        pool_bytes=pool,
+        conv_shapes=shapes,
+        summary=_summary(program, passes, strategy, layout, predicted, choices),
+    )
 
 
 def latent_buffer_bytes(program: Program, n_images: int, latent: Size, dtype: str) -> int:
@@ -81,7 +134,12 @@ def latent_buffer_bytes(program: Program, n_images: int, latent: Size, dtype: st
 
 
 def _images_per_pass(
-    maker: _PassMaker, program: Program, batch: int, settings: DecodeSettings, profile: DeviceProfile, size: tuple[int, int]
+    maker: _PassMaker,
+    program: Program,
+    batch: int,
+    settings: DecodeSettings,
+    profile: DeviceProfile,
+    size: tuple[int, int],
 ) -> tuple[int, Choice]:
     """Pictures per pass: as many as still pay, fit the budget, and keep kernels within 32-bit indexing."""
     if not settings.batch_optimization or batch == 1:
@@ -99,9 +157,16 @@ class _PassMaker:
     """Builds the plan of one pass for any number of images."""
 
     def __init__(
-        self, program: Program, settings: DecodeSettings, profile: DeviceProfile, dtypes: DtypePlan,
-        strategy: str, layout: Layout, latent: Size, stored: str,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        settings: DecodeSettings,
+        profile: DeviceProfile,
+        dtypes: DtypePlan,
+        strategy: str,
+        layout: Layout,
+        latent: Size,
+        stored: str,
+    ) -> None:
         self._program, self._settings, self._profile, self._dtypes = program, settings, profile, dtypes
         self._strategy, self._layout, self._latent, self._stored = strategy, layout, latent, stored
         self._last = last_reader(program)
@@ -111,9 +176,14 @@ class _PassMaker:
         steps = self._steps(n)
         reuse = "float16" not in (self._dtypes.stream, self._dtypes.compute)
         placer = Placer(
-            self._program, steps, n, self._latent, ITEMSIZE[self._dtypes.stream],
-            channels_last=self._layout == "channels_last", reuse=reuse,
-        )  # fmt: skip
+            self._program,
+            steps,
+            n,
+            self._latent,
+            ITEMSIZE[self._dtypes.stream],
+            channels_last=self._layout == "channels_last",
+            reuse=reuse,
+        )
         placer.run()
         buffers = placer.buffers()
         steps = with_modes(steps, placer.modes)
@@ -121,14 +191,28 @@ class _PassMaker:
         steps = tuple(replace(s, buffers=tuple(b.key for b in bufs)) for s, bufs in zip(steps, work, strict=True))
         buffers += [b for bufs in work for b in bufs]
         scratch = [
-            step_scratch(s, self._dtypes, self._program, self._latent, attention=self._profile.attention, cached=not self._converts(s))
+            step_scratch(
+                s,
+                self._dtypes,
+                self._program,
+                self._latent,
+                attention=self._profile.attention,
+                cached=not self._converts(s),
+            )
             for s in steps
         ]
         return PassPlan(
-            n_images=n, latent=self._latent, steps=steps, slices=placer.slices, buffer_bytes={b.key: b.nbytes for b in buffers},
-            arena=pack_buffers(buffers), scratch_bytes=max(scratch), packed_bytes=self._packed(steps),
-            macs=sum(s.macs for s in steps), bytes_moved=sum(step_bytes(s, self._dtypes, self._program, self._latent) for s in steps),
-        )  # fmt: skip
+            n_images=n,
+            latent=self._latent,
+            steps=steps,
+            slices=placer.slices,
+            buffer_bytes={b.key: b.nbytes for b in buffers},
+            arena=pack_buffers(buffers),
+            scratch_bytes=max(scratch),
+            packed_bytes=self._packed(steps),
+            macs=sum(s.macs for s in steps),
+            bytes_moved=sum(step_bytes(s, self._dtypes, self._program, self._latent) for s in steps),
+        )
 
     # -- steps
 
@@ -161,13 +245,21 @@ class _PassMaker:
         else:
             grid = TileGrid(n_images=n, height=h, width=w, images_per_call=n, rows=h, cols=w)
         return OpPlan(
-            index=index, op=op, partner=None, kind=kind_of(op), grid=grid, fold=fold, dtype=self._dtypes.of(op.name),
-            in_place="no", buffers=(), macs=macs,
-        )  # fmt: skip
+            index=index,
+            op=op,
+            partner=None,
+            kind=kind_of(op),
+            grid=grid,
+            fold=fold,
+            dtype=self._dtypes.of(op.name),
+            in_place="no",
+            buffers=(),
+            macs=macs,
+        )
 
     def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
         widest = max(op.in_channels, conv_out_channels(op, fold)) * ITEMSIZE[self._dtypes.of(op.name)]
-        area = max(1, min(self._profile.tile_bytes // widest, MAX_ELEMENTS * 4 // (5 * widest)))
+        area = max(1, self._profile.tile_bytes // widest)
         # at the resolution the kernel runs at, tile_size picture pixels are this many elements
         out_scale = self._program.scale[1]
         scale = self._program.values[op.inputs[0]].scale[1] * (1 if fold else op.upsample)
@@ -177,7 +269,15 @@ class _PassMaker:
         if tile_size:
             area = min(area, max(1, tile_size * tile_size * scale * scale // (out_scale * out_scale)))
         if h * w <= area:
-            return TileGrid(n_images=n, height=h, width=w, images_per_call=largest_divisor(n, area // (h * w)), rows=h, cols=w, slides=False)
+            return TileGrid(
+                n_images=n,
+                height=h,
+                width=w,
+                images_per_call=largest_divisor(n, area // (h * w)),
+                rows=h,
+                cols=w,
+                slides=False,
+            )
         rows = even_strip(h, area // w)
         return TileGrid(n_images=n, height=h, width=w, images_per_call=1, rows=rows, cols=w, slides=False)
 
@@ -255,18 +355,31 @@ def _conv_shapes(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape,
 
 
 def _summary(
-    program: Program, passes: tuple[PassPlan, ...], strategy: str, layout: str, predicted: PeakPrediction, choices: tuple[Choice, ...]
+    program: Program,
+    passes: tuple[PassPlan, ...],
+    strategy: str,
+    layout: str,
+    predicted: PeakPrediction,
+    choices: tuple[Choice, ...],
 ) -> PlanSummary:
     steps = passes[0].steps
     scaled = [(s.grid, program.scale[1] // max(1, _kernel_scale(program, s))) for s in steps if is_conv3(s.op)]
     return PlanSummary(
-        method="exact", approximate=False, strategy=strategy, layout=layout,
+        method="exact",
+        approximate=False,
+        strategy=strategy,
+        layout=layout,
         tile_px=(max((g.rows * k for g, k in scaled), default=0), max((g.cols * k for g, k in scaled), default=0)),
-        overlap_px=0, n_tiles=sum(s.n_tiles for p in passes for s in p.steps),
+        overlap_px=0,
+        n_tiles=sum(s.n_tiles for p in passes for s in p.steps),
         tile_grid=(min((g.n_down for g, _ in scaled), default=1), min((g.n_across for g, _ in scaled), default=1)),
-        images_per_pass=passes[0].n_images, n_passes=len(passes), macs=sum(p.macs for p in passes),
-        bytes_moved=sum(p.bytes_moved for p in passes), predicted=predicted, choices=choices,
-    )  # fmt: skip
+        images_per_pass=passes[0].n_images,
+        n_passes=len(passes),
+        macs=sum(p.macs for p in passes),
+        bytes_moved=sum(p.bytes_moved for p in passes),
+        predicted=predicted,
+        choices=choices,
+    )
 
 
 def _kernel_scale(program: Program, step: OpPlan) -> int:

@@ -1,4 +1,4 @@
-"""Slabs of memory that live across decodes: one decode at a time uses them, and what it gets is never handed out twice."""
+"""Slabs of memory that live across decodes; one decode at a time uses them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slab:
 
 
 class MemoryPool:
-    """Keeps slabs between decodes. `lease` holds the pool: a second decode waits until the first has returned its slab."""
+    """Keeps slabs between decodes. `lease` holds the pool: a second decode waits for the first."""
 
     def __init__(self, source: Callable[[int, torch.device], Tensor] = _allocate) -> None:
         """`source` gives fresh memory; tests count its calls."""

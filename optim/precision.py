@@ -14,7 +14,7 @@ from .settings import PrecisionMode
 
 NAMES: dict[PrecisionMode, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MEDIUM_PX, LARGE_PX = 512, 1024
-"""`auto`: up to MEDIUM_PX on the longer edge the loaded dtype, from LARGE_PX on the narrowest allowed, `mixed` between."""
+"""`auto`: up to MEDIUM_PX on the longer edge the loaded dtype, from LARGE_PX on the narrowest, `mixed` between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,13 @@ class WidenedOps:
 
 
 def choose_dtypes(
-    mode: PrecisionMode, program: Program, native: str, profile: DeviceProfile, longer_edge_px: int, widened: WidenedOps, content_hash: str
+    mode: PrecisionMode,
+    program: Program,
+    native: str,
+    profile: DeviceProfile,
+    longer_edge_px: int,
+    widened: WidenedOps,
+    content_hash: str,
 ) -> DtypeDecision:
     """Dtypes of a decode in a precision mode for a decoder loaded in `native`."""
     stream, compute, reason = _resolve(mode, program, native, profile, longer_edge_px)
@@ -64,11 +70,17 @@ def choose_dtypes(
     return DtypeDecision(dtypes=dtypes, choice=Choice(name="precision", value=text, reason=reason), fallback=fallback)
 
 
-def _resolve(mode: PrecisionMode, program: Program, native: str, profile: DeviceProfile, edge: int) -> tuple[str, str, str]:
+def _resolve(
+    mode: PrecisionMode, program: Program, native: str, profile: DeviceProfile, edge: int
+) -> tuple[str, str, str]:
     allowed = program.working_dtypes
     if mode == "fp16" and "float16" not in allowed:
         used = next((d for d in allowed if d != "float32"), "float32")
-        return used, used, f"{program.family} decoders are not known to survive float16 (they take {', '.join(allowed)})"
+        return (
+            used,
+            used,
+            f"{program.family} decoders are not known to survive float16 (they take {', '.join(allowed)})",
+        )
     if mode in NAMES:
         return NAMES[mode], NAMES[mode], "asked for"
     fast = profile.native_dtypes[0]
@@ -80,7 +92,11 @@ def _resolve(mode: PrecisionMode, program: Program, native: str, profile: Device
     if edge <= MEDIUM_PX:
         return native, native, f"a picture of up to {MEDIUM_PX} px keeps the loaded dtype"
     if edge < LARGE_PX:
-        return native, narrow, f"a picture between {MEDIUM_PX} and {LARGE_PX} px keeps the loaded dtype between convolutions"
+        return (
+            native,
+            narrow,
+            f"a picture between {MEDIUM_PX} and {LARGE_PX} px keeps the loaded dtype between convolutions",
+        )
     both = [d for d in profile.native_dtypes if d in allowed and ITEMSIZE[d] <= ITEMSIZE[native]]
     used = both[0] if both and ITEMSIZE[both[0]] < ITEMSIZE[native] else native
     return used, used, f"a picture of {LARGE_PX} px or more takes the narrowest dtype that decoder and device allow"

@@ -14,7 +14,9 @@ from .events import DecodeObserver
 class LatentFeeder:
     """Hands out each pass's latent in stored dtype and layout, one pass ahead where prefetching is on."""
 
-    def __init__(self, latent: Tensor, parts: list[tuple[int, int]], buffers: list[Tensor], observer: DecodeObserver) -> None:
+    def __init__(
+        self, latent: Tensor, parts: list[tuple[int, int]], buffers: list[Tensor], observer: DecodeObserver
+    ) -> None:
         """`parts` are the passes' [start, stop) images of `latent`; `buffers` one destination, or two to prefetch."""
         self._latent, self._parts, self._buffers, self._observer = latent, parts, buffers, observer
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="halo-vae-prefetch") if len(buffers) > 1 else None

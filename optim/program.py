@@ -57,9 +57,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv(Op):
-    """out = post_act(conv(pad(upsample(act(norm(src))))) + repeat(residual)), then depth-to-space, then gain and offset.
+    """post_act(conv(pad(upsample(act(norm(src))))) + repeat(residual)), then depth-to-space, gain and offset.
 
-    Stride 1, zero padding of k // 2 applied after norm, activation and upsampling; `inputs` is (src,) or (src, residual).
+    Stride 1, zero padding of k // 2 applied after norm, activation and upsampling; `inputs` is (src,) or
+    (src, residual).
     """
 
     weight: str
@@ -189,7 +190,7 @@ def last_reader(program: Program) -> Mapping[int, int]:
 
 
 def norm_groups(program: Program) -> Mapping[int, int]:
-    """Group count of the norm that reads each value; a value without one is absent. ValueError on two different counts."""
+    """Group count of the norm that reads each value that a norm reads. ValueError on two different counts."""
     groups: dict[int, int] = {}
     for op in program.ops:
         norm = getattr(op, "norm", None)

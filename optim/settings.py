@@ -27,7 +27,8 @@ class DecodeSettings:
     plan: Strategy = "auto"
     """Shape of the tiles: full-width `strips`, or fixed 2-D `tiles`; `auto` is the device's default."""
     tile_size: int = 768
-    """Upper bound of a tile's edge in picture pixels (0 = the planner's choice); a strip's area stays within its square."""
+    """Upper bound of a tile's edge in picture pixels (0 = the planner's choice); a strip's area stays within its
+    square."""
     overlap: int = 96
     """Overlap of neighbouring tiles in picture pixels; matters to the blended method only."""
     chunk_frames: int = 0

@@ -43,7 +43,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileGrid:
-    """Tiles that cover `height` x `width` of `n_images` pictures; the last of a row or column slides back or shrinks."""
+    """Tiles that cover `height` x `width` of `n_images` pictures; the last ones slide back or shrink."""
 
     n_images: int
     height: int
@@ -52,7 +52,7 @@ class TileGrid:
     rows: int
     cols: int
     slides: bool = True
-    """The last tile slides back, so that all have one shape; otherwise it shrinks, so that nothing is computed twice."""
+    """The last tile slides back, so that all have one shape; else it shrinks, and nothing is computed twice."""
 
     def __post_init__(self) -> None:
         """Check that every call gets the same number of images and that a tile fits. ValueError otherwise."""

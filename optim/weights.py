@@ -95,10 +95,13 @@ class FileWeights:
         if not self.path.is_file():
             raise WeightsError(f"{self.path} does not exist or is not a file; give a .safetensors file")
         try:
-            self._file: Any = safe_open(str(self.path), framework="pt", device="cpu")
+            opener: Any = safe_open
+            self._file: Any = opener(str(self.path), framework="pt", device="cpu")
             self._specs = {k: self._spec(k) for k in self._file.keys()}  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError, ValueError, KeyError) as e:
-            raise WeightsError(f"{self.path} is not a readable safetensors file ({e}); it may be truncated, download it again") from e
+            raise WeightsError(
+                f"{self.path} is not a readable safetensors file ({e}); it may be truncated, download it again"
+            ) from e
         self.metadata: Mapping[str, str] = dict(self._file.metadata() or {})
         self._hash: str | None = None
 

@@ -29,12 +29,15 @@ def run_attention(runner: PassRunner, step: OpPlan) -> None:
         for part in (op.q, op.k, op.v, op.proj)
     )
     weight, bias = (context.packed.vector(name, torch.float32, device) for name in (op.norm.weight, op.norm.bias))
-    assert weight is not None and bias is not None
+    assert weight is not None
+    assert bias is not None
     scale, shift = runner.moments[op.inputs[0]].affine(op.norm, weight, bias)
     tiles = step.grid.tiles()
     pixels = step.grid.height
     keys, values = (
-        runner.buffer(f"{name}{step.index}", pixels * op.channels * dtype.itemsize)[: pixels * op.channels * dtype.itemsize]
+        runner.buffer(f"{name}{step.index}", pixels * op.channels * dtype.itemsize)[
+            : pixels * op.channels * dtype.itemsize
+        ]
         .view(dtype)
         .view(pixels, op.channels)
         for name in ("keys", "vals")
@@ -63,11 +66,16 @@ def _normalised(rows: Tensor, norm: tuple[Tensor, Tensor], dtype: torch.dtype) -
 
 
 def _project_keys(
-    src: Tensor, norm: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor | None], v: tuple[Tensor, Tensor | None],
-    keys: Tensor, values: Tensor, dtype: torch.dtype, step: int,
-) -> None:  # fmt: skip
+    src: Tensor,
+    norm: tuple[Tensor, Tensor],
+    k: tuple[Tensor, Tensor | None],
+    v: tuple[Tensor, Tensor | None],
+    keys: Tensor,
+    values: Tensor,
+    dtype: torch.dtype,
+    step: int,
+) -> None:
     for start in range(0, src.shape[0], step):
         y = _normalised(src[start : start + step], norm, dtype)
         keys[start : start + step] = F.linear(y, *k)
         values[start : start + step] = F.linear(y, *v)
-

@@ -26,8 +26,17 @@ def activate_(x: Tensor, act: Activation) -> Tensor:
     return x
 
 
-def stage(src: Tensor, tile: Tile, halo: int, affine: Affine | None, act: Activation, out: Tensor, rows: Tensor | None, carried: int) -> None:
-    """Fill `out` [B, C, h + 2 halo, w + 2 halo] with act(norm(src)) under the tile and its halo, zero outside the picture.
+def stage(
+    src: Tensor,
+    tile: Tile,
+    halo: int,
+    affine: Affine | None,
+    act: Activation,
+    out: Tensor,
+    rows: Tensor | None,
+    carried: int,
+) -> None:
+    """Fill `out` [B, C, h + 2 halo, w + 2 halo] with act(norm(src)) under tile and halo, zero outside the picture.
 
     `src` [B, C, H, W] holds the tile's images. The first `carried` rows of `out` are already there. `rows` is flat
     float32 scratch for dtypes that arithmetic would round; None writes straight into `out`.
@@ -96,7 +105,9 @@ def stage_upsampled(src: Tensor, tile: Tile, halo: int, affine: Affine | None, a
     _normalise(wide, affine, act, wide)
     grown = wide.repeat_interleave(2, 2).repeat_interleave(2, 3)
     y, x = top % 2, left % 2
-    out[:, :, top - y0 : bottom - y0, left - x0 : right - x0].copy_(grown[:, :, y : y + bottom - top, x : x + right - left])
+    out[:, :, top - y0 : bottom - y0, left - x0 : right - x0].copy_(
+        grown[:, :, y : y + bottom - top, x : x + right - left]
+    )
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
