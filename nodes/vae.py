@@ -31,7 +31,7 @@ def describe_vae(vae: Any) -> OpaqueDecoder:
     the call only.
     """
     model = _model_of(vae)
-    own = _compute_dtype(vae, model)
+    own = _compute_dtype(vae)
     scale, frames = _scale(vae), _frames(vae)
     stored_small = own != getattr(vae, "vae_dtype", own) or any(t.element_size() == 1 for _, t in _castable(model))
     return OpaqueDecoder(
@@ -67,7 +67,7 @@ def finish_of(vae: Any) -> Callable[[Tensor], Tensor]:
 def _model_of(vae: Any) -> Any:
     """The inner model. VaeError where the VAE is no VAE, or an empty one."""
     if vae is None:
-        raise VaeError("there is no VAE: this checkpoint holds no valid VAE, so load one with the Load VAE node")
+        raise VaeError("there is no VAE: no valid VAE in this checkpoint, so load one with the Load VAE node")
     model = getattr(vae, "first_stage_model", None)
     if model is None:
         raise VaeError("the VAE is empty: no valid VAE in this checkpoint, so load one with the Load VAE node")
@@ -81,7 +81,7 @@ def _model_of(vae: Any) -> Any:
     return model
 
 
-def _compute_dtype(vae: Any, model: Any) -> torch.dtype:
+def _compute_dtype(vae: Any) -> torch.dtype:
     """The VAE's own dtype; float32 where that is an 8-bit storage format, in which nothing can be computed."""
     own = vae.vae_dtype
     if not isinstance(own, torch.dtype):
