@@ -1,0 +1,85 @@
+"""`halo-vae decode`: latent files in, picture files out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import ExitCode
+from .inputs import SUFFIXES
+from .options import add_decode_flags
+from .outputs import FORMATS, Format, check_format, check_targets, prepare_folder, target_paths, write_pictures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..record import DecodeRecord
+    from .session import Session
+
+
+class DecodeCommand:
+    """Decode latents to pictures, one PNG or npy file per picture."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add = parser.add_argument
+        add("latents", nargs="+", type=Path, metavar="LATENT", help=f"a latent file ({', '.join(SUFFIXES)})")
+        add("--vae", required=True, type=Path, metavar="FILE", help="the VAE's safetensors file")
+        add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the pictures")
+        add("--format", choices=FORMATS, default="png", help="npy keeps float32 in 0-1")
+        add("--json", action="store_true", help="one record per line on stdout, the log on stderr")
+        add_decode_flags(parser)
+
+    def run(self, args: argparse.Namespace) -> ExitCode:
+        """See Command. Everything that can be refused is refused before the first file is written."""
+        from .session import open_session
+
+        check_format(args.format)
+        session = open_session(args, args.vae)
+        jobs = [prepare_job(session, path, args.output, args.format) for path in args.latents]
+        check_targets([t for job in jobs for t in job.targets], force=args.force)
+        prepare_folder(args.output)
+        for job in jobs:
+            record = run_job(session, job, args.format)
+            report_job(job, record, as_json=args.json)
+        return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One latent file and the pictures it becomes."""
+
+    source: Path
+    latent: Tensor
+    """[B, C, H, W], float32."""
+    targets: tuple[Path, ...]
+    """One file per picture."""
+
+
+def prepare_job(session: Session, source: Path, folder: Path, fmt: Format) -> Job:
+    """Read a latent and plan it, so that a wrong one is found now. LatentError, PlanError."""
+    latent = session.read(source)
+    session.plan(tuple(latent.shape))
+    return Job(source=source, latent=latent, targets=target_paths(folder, source.stem, latent.shape[0], fmt))
+
+
+def run_job(session: Session, job: Job, fmt: Format) -> DecodeRecord:
+    """Decode one latent and write its pictures."""
+    images, record = session.decode(job.latent, label=job.source.stem)
+    write_pictures(images, job.targets, fmt)
+    return record
+
+
+def report_job(job: Job, record: DecodeRecord, *, as_json: bool) -> None:
+    """What was written. On stdout the record as JSON, or the names of the files; the rest on stderr."""
+    from ..render.text import render_line
+    from .session import emit_json
+
+    sys.stderr.write(f"{job.source.name}: {render_line(record)}\n")
+    if as_json:
+        emit_json(record.to_json())
+    for path in job.targets:
+        (sys.stderr if as_json else sys.stdout).write(f"{path}\n")

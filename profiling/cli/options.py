@@ -1,0 +1,69 @@
+"""Flags that all decoding commands share, and the settings they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .command import CommandError
+
+if TYPE_CHECKING:
+    from ...optim.settings import DecodeSettings
+
+METHODS = ("auto", "exact", "blended")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "mixed")
+STRATEGIES = ("auto", "strips", "tiles")
+DEVICE_HELP = "device to decode on: auto (a GPU that torch sees, else the CPU), cpu, cuda, cuda:1, …"
+
+
+def add_decode_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that shape a decode; their defaults are those of `DecodeSettings`."""
+    add = parser.add_argument_group("how to decode").add_argument
+    add("--method", choices=METHODS, default="auto", help="exact where the decoder is known, else blended")
+    add("--precision", choices=PRECISIONS, default="auto", help="arithmetic of the convolutions")
+    add("--plan", choices=STRATEGIES, default="auto", dest="strategy", help="shape of the tiles")
+    add("--tile-size", type=int, metavar="PX", help="longest edge of a tile in picture pixels, 0 = planner's choice")
+    add("--overlap", type=int, metavar="PX", help="overlap of blended tiles in picture pixels")
+    add("--chunk-frames", type=int, metavar="N", help="output frames per chunk of a video, 0 = planner's choice")
+    add("--seed", type=int, metavar="N", help="seed of decoders that add noise, -1 = torch's generator")
+    add("--threads", type=int, metavar="N", help="CPU threads, default torch's")
+    add("--device", default="auto", metavar="NAME", help=DEVICE_HELP)
+    add("--force", action="store_true", help="overwrite files that exist (`plan` writes none)")
+
+
+def settings_from(args: argparse.Namespace) -> DecodeSettings:
+    """The settings that the flags ask for. SettingsError if one is out of range."""
+    from ...optim.settings import DecodeSettings
+
+    names = ("tile_size", "overlap", "chunk_frames", "seed")
+    given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
+    return DecodeSettings(method=args.method, precision_mode=args.precision, plan=args.strategy, **given)
+
+
+def apply_threads(args: argparse.Namespace) -> None:
+    """Set torch's thread count for this process. CommandError below 1."""
+    if args.threads is None:
+        return
+    if args.threads < 1:
+        raise CommandError(f"--threads is {args.threads}; give 1 or more")
+    import torch
+
+    torch.set_num_threads(args.threads)
+
+
+def choose_device(args: argparse.Namespace) -> str:
+    """The torch device to decode on. CommandError if torch cannot use the one named."""
+    import torch
+
+    if args.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        raise CommandError(f"--device {args.device} is no device name; give auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise CommandError(f"--device {args.device} is not supported; give auto, cpu, cuda or cuda:N")
+    n = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= n:
+        raise CommandError(f"--device {args.device} does not exist, torch sees {n} GPU(s) here; use --device cpu")
+    return str(device)

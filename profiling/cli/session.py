@@ -1,0 +1,133 @@
+"""One decoder opened for the length of a command: plan with it, decode with it, keep records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...optim.blend_plan import choose_dtype, plan_blend, summarise
+from ...optim.blended import decode_blended
+from ...optim.decode import Decoder, Engine, check_latent, check_latent_shape, open_decoder
+from ...optim.errors import LatentError, UnknownDecoderError
+from ...optim.events import ConvShape, DecodeObserver, PlanSummary
+from ...optim.plan import OpPlan
+from ...optim.settings import DecodeSettings
+from ...optim.store import to_unit_range
+from ...optim.weights import FileWeights
+from ..collector import Collector
+from ..record import DecodeRecord
+from ..recorded import decode_recorded, identity_of, record_call
+from ..store import HistoryStore, StoreError
+from .blended import opaque_of, plan_tile
+from .command import CommandError
+from .inputs import read_latent
+from .options import apply_threads, choose_device, settings_from
+from .progress import ProgressBar
+
+log = logging.getLogger("halo_vae")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDecode:
+    """What a decode would do."""
+
+    summary: PlanSummary
+    ops: tuple[OpPlan, ...]
+    """Steps of the largest pass; of one tile's decode where the method is blended."""
+    conv_shapes: tuple[ConvShape, ...]
+    """Every convolution shape that a backend would be asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A decoder, what to do with it, and where records go."""
+
+    engine: Engine
+    decoder: Decoder
+    settings: DecodeSettings
+    collector: Collector
+    store: HistoryStore | None
+    """None where there is no place for a history."""
+
+    def read(self, path: Path) -> Tensor:
+        """A latent [B, C, H, W] that the decoder takes; LatentError names the file that it does not."""
+        latent = read_latent(path)
+        if latent.ndim == 5 and latent.shape[2] == 1:
+            latent = latent.squeeze(2)  # a clip of one frame is a picture
+        try:
+            check_latent(latent, self.decoder.program)
+        except LatentError as e:
+            raise LatentError(f"{path}: {e}") from e
+        return latent
+
+    def plan(self, shape: tuple[int, ...]) -> PlannedDecode:
+        """The plan for latents of this shape. LatentError, PlanError."""
+        checked = check_latent_shape(shape, self.decoder.program)
+        if self.settings.method != "blended":
+            plan = self.engine.plan(self.decoder, checked, self.settings)
+            return PlannedDecode(summary=plan.summary, ops=plan.ops, conv_shapes=plan.conv_shapes)
+        opaque = opaque_of(self.engine, self.decoder)
+        cut = plan_blend(opaque, shape, self.settings, self.engine.profile_for(self.decoder))
+        choice = choose_dtype(opaque, self.settings)
+        inner = plan_tile(self.engine, self.decoder, cut.tile_shape, choice.dtype)
+        summary = summarise(cut, opaque, choice)
+        return PlannedDecode(summary=summary, ops=inner.ops, conv_shapes=inner.conv_shapes)
+
+    def decode(self, latent: Tensor, *, label: str) -> tuple[Tensor, DecodeRecord]:
+        """Pictures [B, H, W, C], float32 in 0-1 on the CPU, and their record, which is also added to the history."""
+        with ProgressBar(label) as bar:
+            if self.settings.method != "blended":
+                return decode_recorded(
+                    self.engine, self.decoder, latent, self.settings,
+                    collector=self.collector, forward=bar, store=self.store,
+                )  # fmt: skip
+            opaque = opaque_of(self.engine, self.decoder)
+
+            def call(observer: DecodeObserver) -> Tensor:
+                profile = self.engine.profile_for(self.decoder)
+                return decode_blended(
+                    opaque, latent, self.settings, finish=to_unit_range, observer=observer, profile=profile
+                )
+
+            return record_call(
+                call, identity_of(self.decoder), latent, self.settings,
+                collector=self.collector, pool=self.engine.pool, forward=bar, store=self.store,
+            )  # fmt: skip
+
+
+def open_session(args: argparse.Namespace, vae: Path) -> Session:
+    """Check the flags and open the decoder. SettingsError, WeightsError, CommandError."""
+    settings = settings_from(args)
+    apply_threads(args)
+    device = choose_device(args)
+    try:
+        decoder = open_decoder(FileWeights(vae), device=device)
+    except UnknownDecoderError as e:
+        seen, known = ", ".join(e.keys_seen[:3]) or "none", ", ".join(e.families)
+        raise CommandError(
+            f"{vae} is not a VAE known here (its first tensors: {seen}); give the VAE file of one of: {known}"
+        ) from e
+    store = _open_history()
+    return Session(engine=Engine(), decoder=decoder, settings=settings, collector=Collector(), store=store)
+
+
+def _open_history() -> HistoryStore | None:
+    try:
+        return HistoryStore()
+    except StoreError as e:
+        log.warning("decodes will not be added to the history: %s", e)
+        return None
+
+
+def emit_json(line: Mapping[str, Any]) -> None:
+    """One object on one line of stdout, there at once for whoever reads along."""
+    sys.stdout.write(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
