@@ -6,6 +6,7 @@ import torch
 
 _OUT_OF_MEMORY_CODE = 2
 """cudaErrorMemoryAllocation and hipErrorOutOfMemory, as torch.AcceleratorError.error_code carries them."""
+_TYPES: tuple[type[BaseException], ...] = (getattr(torch, "OutOfMemoryError", MemoryError), MemoryError)
 _PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
 """What torch's device and host allocators say (the last one on Windows), in lower case."""
 
@@ -16,7 +17,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
     ROCm builds report some failures as plain RuntimeError or AcceleratorError, so the type alone does not decide;
     any other RuntimeError (a wrong shape, say) is not one.
     """
-    if isinstance(exc, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(exc, _TYPES):
         return True
     if not isinstance(exc, RuntimeError):
         return False

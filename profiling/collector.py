@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from .record import DecodeRecord, Identity, Level, Request
 from .run import Run, Tools
 from .tally import PROCESS_SHAPES, SeenShapes
 
+log = logging.getLogger("halo_vae")
 CANCEL_TYPES: tuple[type[BaseException], ...] = (KeyboardInterrupt, DecodeCancelled)
 """Exceptions that mean the caller stopped the decode; a host adds its own."""
 _RUNS: dict[Level, type[Run]] = {"off": Run, "summary": SummaryRun, "per_op": PerOpRun}
@@ -101,7 +103,13 @@ class Collector:
     def _finish(self, run: Run, exc: BaseException | None) -> BaseException | None:
         with self._lock:
             self._running = tuple(r for r in self._running if r is not run)
-        late = run.end(exc)
+        try:
+            late = run.end(exc)
+        except Exception:
+            if exc is None:
+                raise
+            log.exception("a decode failed, and its record could not be made either")
+            return None
         if run.record is not None:
             with self._lock:
                 self._ring.append(run.record)

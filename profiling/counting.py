@@ -184,11 +184,12 @@ class SummaryRun(Run):
     def _build(self, exc: BaseException | None, wall_ns: int) -> DecodeRecord:
         if exc is not None:
             self._precision.give_up()
-        self._timeline.close(self._start_ns + wall_ns)
+        if self._idle:
+            self._timeline.close(self._start_ns + wall_ns)
         return replace(
             super()._build(exc, wall_ns),
             first_of_shape=self._first_of_shape(),
-            phases=self._timeline.times(wall_ns),
+            phases=self._timeline.times(wall_ns) if self._idle else None,
             stages=self._stages(),
             memory=self._memory(),
             pool=self._pool(),
@@ -292,6 +293,6 @@ class PerOpRun(SummaryRun):
         )
 
     def _device_ns(self, start: Any, end: Any) -> int | None:
-        if self._timer is None or start is None or end is None:
+        if self._timer is None or start is None or end is None or not self._idle:
             return None
         return self._timer.elapsed_ns(start, end)

@@ -129,7 +129,7 @@ class DecodeRecord:
 
     @property
     def conversion_share(self) -> float | None:
-        """Bytes of avoidable conversions ÷ bytes the plan moves; None for an opaque decoder, whose bytes are unknown."""
+        """Bytes of avoidable conversions ÷ bytes the plan moves; None for an opaque decoder."""
         moved = self.plan.bytes_moved if self.plan else None
         return share(self.precision.converted_bytes, moved) if self.precision else None
 

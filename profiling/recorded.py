@@ -117,10 +117,12 @@ def record_call(
     watch = contextlib.nullcontext() if collector.level == "off" else watching(collector.live)
     try:
         with watch, collector.recording(identity, request, forward=forward) as run:
-            image = call(run)
-            run.delivered(tuple(image.shape))
-            if pool is not None:
-                run.pool_levels(pool.held_bytes, pool.high_water_bytes)
+            try:
+                image = call(run)
+                run.delivered(tuple(image.shape))
+            finally:
+                if pool is not None:
+                    run.pool_levels(pool.held_bytes, pool.high_water_bytes)
     finally:
         if store is not None and run is not None and run.record is not None:
             append_or_warn(store, run.record)

@@ -73,6 +73,7 @@ class Run(SilentObserver):
         self._timer: DeviceTimer | None = None
         self._started_at = ""
         self._start_ns = 0
+        self._idle = True
 
     def delivered(self, image_shape: tuple[int, ...]) -> None:
         """The decode gave a picture of this shape, [B, H, W, C]. Needed once before the block ends well."""
@@ -100,13 +101,12 @@ class Run(SilentObserver):
     def end(self, exc: BaseException | None) -> BaseException | None:
         """Wait for the device, stop the clock, build the record. Returns an error that showed only while waiting."""
         self._closing()
-        late: BaseException | None = None
-        if self._timer is not None:
-            late = _sync(self._timer, quietly=exc is not None)
+        failed = None if self._timer is None else _sync(self._timer)
+        self._idle = failed is None
         wall_ns = self._tools.clock.now_ns() - self._start_ns
         self._ended()
-        self.record = self._build(exc or late, wall_ns)
-        return late
+        self.record = self._build(exc or failed, wall_ns)
+        return failed if exc is None else None
 
     def live(self) -> LiveState:
         """A snapshot for other threads; at this level it knows the start only."""
@@ -225,13 +225,10 @@ class Run(SilentObserver):
         self._next.converted(nbytes)
 
 
-def _sync(timer: DeviceTimer, *, quietly: bool) -> BaseException | None:
-    """Wait for the device; an error that shows here is returned, or dropped when another is on its way already."""
+def _sync(timer: DeviceTimer) -> Exception | None:
+    """Wait for the device; an error of the work it was given shows here and is returned."""
     try:
         timer.sync()
-    except BaseException as exc:
-        if not quietly:
-            return exc
-        if not isinstance(exc, Exception):
-            raise
+    except Exception as exc:
+        return exc
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...optim.events import PHASES, ConvShape
+from ...optim.events import PHASES
 from ..metrics import Metrics
 from ..parts import DecodeStatus, DtypeMacs, PeakReading, share
 from ..record import DecodeRecord
@@ -328,8 +328,3 @@ def _where(record: DecodeRecord) -> Section:
         Row(label="started", value=record.started_at, note=f"environment {record.environment_id}"),
     )
     return Section(title="Where and when", rows=rows)
-
-
-def conv_text(shape: ConvShape) -> str:
-    """One convolution shape as text."""
-    return f"{format_shape(shape.input)} * {format_shape(shape.weight)} {shape.dtype} {shape.layout}"
