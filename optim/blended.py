@@ -27,6 +27,9 @@ from .tiling import Span
 
 log = logging.getLogger(__name__)
 
+Weights = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""Of each span of rows, and of each span of columns."""
+
 MAX_ATTEMPTS = 8
 """Most times a decode begins, the first included."""
 OP_NAME = "decode"
@@ -82,6 +85,7 @@ class _Run:
         self.tried: Counter[torch.dtype] = Counter()
         self.failed: Counter[torch.dtype] = Counter()
         self.kept: Counter[torch.dtype] = Counter()
+        self.n_done = 0
         self.share_done = 0.0
 
     def to_end(self, plan: BlendPlan) -> Tensor:
@@ -120,26 +124,31 @@ class _Run:
         """Every call of a plan, into a clean accumulator."""
         if self.out is not None:
             self.out.zero_()
-        self.kept.clear()
+        self.n_done = 0
         self.rng.rewind()
         calls = _Calls(self.opaque)
-        rows, cols = plan.rows, plan.cols
-        weights = None if plan.is_whole else (self._weights(rows), self._weights(cols))
-        self.observer.op_started(0, 1, OP_NAME, plan.n_calls)
-        n_done = 0
+        weights = None if plan.is_whole else (self._weights(plan.rows), self._weights(plan.cols))
         for images in plan.passes:
-            for i, row in enumerate(rows):
-                for j, col in enumerate(cols):
-                    part = self.latent[images.start : images.stop, ..., row.start : row.stop, col.start : col.stop]
-                    raw = self._decode_tile(calls, part, n_done, plan.n_calls)
-                    self.observer.mark("stitch")
-                    weight = None if weights is None else weights[0][i][:, None] * weights[1][j]
-                    self._place(raw, images, row, col, weight)
-                    del raw
-                    n_done += 1
-                    self._progress(n_done, plan.n_calls)
+            self._decode_pass(plan, calls, images, weights)
             self.observer.pass_done(images.size, plan.images_per_pass)
-        self._report_done()
+        for dtype, n_failed in self.failed.items():
+            self.opaque.memory.record(dtype, n_calls=self.tried[dtype], n_failed=n_failed)
+
+    def _decode_pass(self, plan: BlendPlan, calls: _Calls, images: Span, weights: Weights | None) -> None:
+        """Every tile of some of the pictures."""
+        tiles = [(i, j) for i in range(len(plan.rows)) for j in range(len(plan.cols))]
+        rows, cols = plan.rows, plan.cols
+        self.kept.clear()
+        self.observer.op_started(0, 1, OP_NAME, len(tiles))
+        for n, (i, j) in enumerate(tiles):
+            row, col = rows[i], cols[j]
+            part = self.latent[images.start : images.stop, ..., row.start : row.stop, col.start : col.stop]
+            raw = self._decode_tile(calls, part, n, len(tiles))
+            self.observer.mark("stitch")
+            self._place(raw, images, row, col, None if weights is None else weights[0][i][:, None] * weights[1][j])
+            del raw
+            self._progress(plan.n_calls)
+        self._report_pass()
 
     def _decode_tile(self, calls: _Calls, part: Tensor, i: int, n: int) -> Tensor:
         """One finite raw tile; a non-finite one is decoded again in a wider dtype, with the same noise."""
@@ -230,14 +239,15 @@ class _Run:
             )
         return self.out
 
-    def _progress(self, n_done: int, n_calls: int) -> None:
-        """Tell the share done, unless an attempt that failed had come further."""
-        if n_done / n_calls >= self.share_done:
-            self.share_done = n_done / n_calls
-            self.observer.progress(n_done, n_calls)
+    def _progress(self, n_calls: int) -> None:
+        """One more call is done; tell the share, unless an attempt that failed had come further."""
+        self.n_done += 1
+        if self.n_done / n_calls >= self.share_done:
+            self.share_done = self.n_done / n_calls
+            self.observer.progress(self.n_done, n_calls)
 
-    def _report_done(self) -> None:
-        """One report per dtype that tiles were kept in, and a note for later decodes."""
+    def _report_pass(self) -> None:
+        """One report per dtype that tiles were kept in."""
         own = dtype_name(self.opaque.dtype)
         for dtype, n_tiles in self.kept.items():
             self.observer.op_done(
@@ -246,8 +256,6 @@ class _Run:
                     backend="opaque",
                 )
             )  # fmt: skip
-        for dtype, n_failed in self.failed.items():
-            self.opaque.memory.record(dtype, n_calls=self.tried[dtype], n_failed=n_failed)
 
     def _finished(self) -> Tensor:
         """The picture, brought into its range in bands of rows, so that no second picture is held."""

@@ -33,6 +33,8 @@ class Recorder(SilentObserver):
 
     def planned(self, plan: PlanSummary) -> None:
         self.plans.append(plan)
+        self.ops.clear()  # what a plan that was given up had finished is thrown away
+        self.passes.clear()
 
     def tile_started(self, i: int, n: int, shape: tuple[int, ...], dtype: str) -> None:
         self.on_tile(i, n)

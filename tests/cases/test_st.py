@@ -6,8 +6,13 @@ from collections import Counter
 
 import torch
 
+from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.optim.events import DecodeObserver
+from halo_vae.profiling.collector import Collector
+from halo_vae.profiling.record import DecodeRecord, DecodeStatus, Identity
+from halo_vae.profiling.recorded import record_call
 from halo_vae.tests.cases.support import DTYPE_NAMES, Recorder, capped, record, settings
-from halo_vae.tests.fixtures import ConvDec, LimitDec, Logged, OverflowDec, PointDec, latent
+from halo_vae.tests.fixtures import ConvDec, FakeVAE, LimitDec, Logged, OverflowDec, PointDec, latent
 
 
 def assert_told_as_it_was(heard: Recorder, model: Logged) -> None:
@@ -82,7 +87,39 @@ def test_st_4_batch_split() -> None:
     model = PointDec()
     _, heard = record(model, latent((5, 4, 8, 8)), settings(), capped(2))
     assert_told_as_it_was(heard, model)
+    assert [op.n_tiles for op in heard.ops] == [1, 1, 1]
     assert [call["shape"][0] for call in model.log] == [2, 2, 1]
     assert heard.passes == [(2, 2), (2, 2), (1, 2)]
     assert (heard.plan.n_passes, heard.plan.images_per_pass) == (3, 2)
     assert Counter(c.reason for c in heard.plan.choices)["at most 2"] == 1
+
+
+def test_st_4_record_of_a_repaired_decode() -> None:
+    """All of it at once, in the record that nodes and command line show: memory runs out, then one tile overflows."""
+    z = torch.zeros(3, 4, 48, 48)
+    z[1, ..., 40:44, 40:44] = 2.0
+    model = LimitDec(OverflowDec("nan"), limit=4 * 24 * 24)
+    vae, chosen = FakeVAE(model), settings(384, precision_mode="fp16")
+    identity = Identity(vae_hash=None, family="LimitDec", loaded_dtype="float32", device="cpu")
+
+    def call(observer: DecodeObserver) -> torch.Tensor:
+        return decode_latent({"samples": z}, vae, chosen, observer=observer)
+
+    image, told = record_call(call, identity, z, chosen, collector=Collector())
+    assert told.status is DecodeStatus.OK
+    assert told.image_shape == tuple(image.shape) == (3, 384, 384, 3)
+    assert told.plan is not None
+    assert (told.plan.tile_px, told.plan.n_tiles, told.plan.approximate) == ((192, 192), 12, True)
+    assert told.plan.images_per_pass == 1
+    assert told.tiles is not None
+    assert told.tiles.count == len(model.log) == 1 + 12 + 1
+    assert {shape.shape for shape in told.tiles.shapes} == {call["shape"] for call in model.log}
+    assert [event.kind for event in told.fallbacks] == ["out_of_memory", "non_finite"]
+    assert told.n_fallbacks == 2
+    assert told.batch is not None
+    assert (told.batch.images, told.batch.slots, told.batch.n_passes) == (3, 3, 3)
+    assert told.precision is not None
+    assert told.precision.ops_below_native == 3
+    assert {d.dtype for d in told.precision.kept} == {"float16", "float32"}
+    assert told.first_of_shape is not None
+    assert DecodeRecord.from_json(told.to_json()) == told
