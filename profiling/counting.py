@@ -223,6 +223,7 @@ class SummaryRun(Run):
             hits=self._pool_hits,
             requested_bytes=self._requested_bytes,
             served_bytes=self._served_bytes,
+            held_start_bytes=self._held_start_bytes,
             held_bytes=self._held_bytes,
             high_water_bytes=self._high_water_bytes,
         )

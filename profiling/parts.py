@@ -165,6 +165,8 @@ class PoolUse:
     requested_bytes: int
     served_bytes: int
     """Bytes of the hits."""
+    held_start_bytes: int | None
+    """Bytes the pool held before the decode; None where the caller did not say."""
     held_bytes: int | None
     """Bytes the pool keeps after the decode; None where the caller did not say."""
     high_water_bytes: int | None

@@ -158,11 +158,21 @@ class DecodeRecord:
         return share(self.cpu_time_ns, self.wall_ns * self.environment.threads)
 
     @property
-    def prediction_ratio(self) -> float | None:
-        """Predicted peak ÷ measured peak above the start."""
-        if self.memory is None or self.memory.planned is None:
+    def used_bytes(self) -> int | None:
+        """What the decode took: the measured peak above the start, and what it used of the memory the pool held before.
+
+        This is what the plan predicts. None where the peak could not be measured.
+        """
+        if self.memory is None or self.memory.measured_bytes is None:
             return None
-        return share(self.memory.planned.total, self.memory.measured_bytes)
+        held = (self.pool.held_start_bytes if self.pool else None) or 0
+        return self.memory.measured_bytes + min(held, self.memory.planned.pool if self.memory.planned else 0)
+
+    @property
+    def prediction_ratio(self) -> float | None:
+        """Predicted peak ÷ bytes used."""
+        planned = self.memory.planned if self.memory else None
+        return share(planned.total, self.used_bytes) if planned else None
 
     @property
     def temporal_consistency(self) -> float | None:

@@ -96,7 +96,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def record_call(
-    call: Callable[[DecodeObserver], Tensor],
+    call: Callable[[Run], Tensor],
     identity: Identity,
     latent: Tensor,
     settings: DecodeSettings,
@@ -117,6 +117,8 @@ def record_call(
     watch = contextlib.nullcontext() if collector.level == "off" else watching(collector.live)
     try:
         with watch, collector.recording(identity, request, forward=forward) as run:
+            if pool is not None:
+                run.pool_at_start(pool.held_bytes)
             try:
                 image = call(run)
                 run.delivered(tuple(image.shape))
@@ -163,15 +165,62 @@ def decode_recorded(
     """
     asked = settings or DecodeSettings()
 
-    def call(observer: DecodeObserver) -> Tensor:
-        if finish is None:
-            return engine.decode(decoder, latent, asked, observer=observer, out_dtype=out_dtype, out_device=out_device)
-        return engine.decode(
-            decoder, latent, asked, observer=observer, finish=finish, out_dtype=out_dtype, out_device=out_device
-        )
+    def call(run: Run) -> Tensor:
+        return _decode(engine, decoder, latent, asked, run, finish, out_dtype, out_device)
 
     return record_call(
         call, identity_of(decoder), latent, asked, collector=collector, pool=engine.pool, forward=forward, store=store
+    )
+
+
+def open_and_decode_recorded(
+    engine: RecordableEngine[D],
+    opening: Callable[[DecodeObserver], D],
+    device: torch.device | str,
+    latent: Tensor,
+    settings: DecodeSettings | None = None,
+    *,
+    collector: Collector,
+    finish: Finish | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    out_device: torch.device | str = "cpu",
+    forward: DecodeObserver | None = None,
+    store: HistoryStore | None = None,
+) -> tuple[Tensor, DecodeRecord, D]:
+    """As `decode_recorded`, with the opening of the decoder recorded too: phase `lower` and the program cache.
+
+    `opening(observer)` gives the decoder, on `device`; it comes back as the third value, to be decoded with again.
+    """
+    asked = settings or DecodeSettings()
+    opened: list[D] = []
+
+    def call(run: Run) -> Tensor:
+        decoder = opening(run)
+        run.identify(identity_of(decoder))
+        opened.append(decoder)
+        return _decode(engine, decoder, latent, asked, run, finish, out_dtype, out_device)
+
+    unknown = Identity(vae_hash=None, family="unknown", loaded_dtype="unknown", device=str(torch.device(device)))
+    image, record = record_call(
+        call, unknown, latent, asked, collector=collector, pool=engine.pool, forward=forward, store=store
+    )
+    return image, record, opened[0]
+
+
+def _decode(
+    engine: RecordableEngine[D],
+    decoder: D,
+    latent: Tensor,
+    settings: DecodeSettings,
+    observer: DecodeObserver,
+    finish: Finish | None,
+    out_dtype: torch.dtype,
+    out_device: torch.device | str,
+) -> Tensor:
+    if finish is None:
+        return engine.decode(decoder, latent, settings, observer=observer, out_dtype=out_dtype, out_device=out_device)
+    return engine.decode(
+        decoder, latent, settings, observer=observer, finish=finish, out_dtype=out_dtype, out_device=out_device
     )
 
 

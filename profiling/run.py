@@ -68,6 +68,7 @@ class Run(SilentObserver):
         self._plan: PlanSummary | None = None
         self._image_shape: tuple[int, ...] | None = None
         self._boundaries: tuple[ChunkBoundary, ...] = ()
+        self._held_start_bytes: int | None = None
         self._held_bytes: int | None = None
         self._high_water_bytes: int | None = None
         self._timer: DeviceTimer | None = None
@@ -78,6 +79,18 @@ class Run(SilentObserver):
     def delivered(self, image_shape: tuple[int, ...]) -> None:
         """The decode gave a picture of this shape, [B, H, W, C]. Needed once before the block ends well."""
         self._image_shape = tuple(image_shape)
+
+    def identify(self, identity: Identity) -> None:
+        """Name the decoder once it is known, where opening it is part of what is recorded; the device must be the same."""
+        if identity.device != self.identity.device:
+            raise ValueError(
+                f"the recording began on {self.identity.device}; a decoder on {identity.device} needs its own"
+            )
+        self.identity = identity
+
+    def pool_at_start(self, held_bytes: int) -> None:
+        """What the pool holds before the decode: memory that it need not take again."""
+        self._held_start_bytes = held_bytes
 
     def pool_levels(self, held_bytes: int, high_water_bytes: int) -> None:
         """What the pool holds after the decode, and the most it lent during it."""

@@ -163,13 +163,9 @@ def _memory(record: DecodeRecord) -> Section:
         note = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts if n)
         rows.append(Row(label="predicted peak", value=format_bytes(predicted.total), note=note))
     if memory is not None:
-        rows.append(
-            Row(
-                label="measured peak",
-                value=format_bytes(memory.measured_bytes),
-                note="above the start" + (f", predicted {format_ratio(r)}" if (r := record.prediction_ratio) else ""),
-            )
-        )
+        note = f"{format_bytes(memory.measured_bytes)} above the start and what the pool held before"
+        note += f"; predicted {format_ratio(record.prediction_ratio)}"
+        rows.append(Row(label="measured peak", value=format_bytes(record.used_bytes), note=note))
         rows += [_peak(*pair) for pair in (("allocated", memory.allocated), ("reserved", memory.reserved))]
         rows.append(_peak("process", memory.process))
         rows.append(Row(label="fragmentation", value=format_bytes(memory.fragmentation_bytes)))

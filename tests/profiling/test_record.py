@@ -163,6 +163,10 @@ def test_prediction_is_compared_with_what_the_decode_took() -> None:
     )
     record = replace(busy_record(), memory=memory)
     assert record.prediction_ratio == 400 / 500
+    assert record.pool is not None
+    for held, used in ((None, 500), (0, 500), (100, 600), (9_999, 800)):  # of a larger pool it uses what it planned
+        warm = replace(record, pool=replace(record.pool, held_start_bytes=held))
+        assert (warm.used_bytes, warm.prediction_ratio) == (used, 400 / used)
     assert memory.fragmentation_bytes is None
     on_gpu = replace(memory, allocated=replace(taken, peak_bytes=1400, above_start_bytes=400), reserved=taken)
     assert on_gpu.measured_bytes == 400

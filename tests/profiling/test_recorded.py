@@ -16,20 +16,24 @@ from torch import Tensor
 
 from halo_vae.optim import device as optim_device
 from halo_vae.optim.blended import decode_blended
+from halo_vae.optim.decode import Engine, open_decoder
 from halo_vae.optim.errors import DecodeCancelled
 from halo_vae.optim.events import SILENT, DecodeObserver
 from halo_vae.optim.opaque import OpaqueDecoder
 from halo_vae.optim.program import Program
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.optim.store import to_unit_range
+from halo_vae.optim.weights import MappingWeights
 from halo_vae.profiling import memory
 from halo_vae.profiling.collector import Collector
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus, Identity
-from halo_vae.profiling.recorded import decode_recorded, identity_of, record_call
+from halo_vae.profiling.recorded import decode_recorded, identity_of, open_and_decode_recorded, record_call
 from halo_vae.profiling.render.text import render_record
 from halo_vae.profiling.store import HistoryStore
+from halo_vae.profiling.tally import SeenShapes
 from halo_vae.tests.fixtures import LimitDec, PointDec, latent, to_image
-from halo_vae.tests.profiling.fakes import IDENTITY, PLAN, make_collector
+from halo_vae.tests.goldens import TOLERANCE, golden
+from halo_vae.tests.profiling.fakes import IDENTITY, PLAN, FakeClock, make_collector
 
 SETTINGS = DecodeSettings(tile_size=128, overlap=0)
 
@@ -103,6 +107,80 @@ def test_arguments_reach_the_engine() -> None:
     }  # fmt: skip
     assert (image.device.type, image.dtype) == ("meta", torch.bfloat16)
     assert record.request.settings == DecodeSettings()
+
+
+def test_opening_is_recorded_too() -> None:
+    clock, decoder = FakeClock(), FakeDecoder()
+
+    def opening(observer: DecodeObserver) -> FakeDecoder:
+        observer.mark("lower")
+        observer.cache_lookup("program", False)
+        clock.advance(5)
+        return decoder
+
+    image, record, opened = open_and_decode_recorded(
+        FakeEngine(), opening, "cpu", latent((1, 4, 8, 8)), collector=make_collector(clock=clock)
+    )
+    assert opened is decoder
+    assert image.shape == (1, 64, 64, 3)
+    assert record.identity == identity_of(decoder)
+    assert record.phases is not None
+    assert (record.phases.lower_ns, record.wall_ns) == (5, 5)
+    assert record.caches is not None
+    assert (record.caches[0].name, record.caches[0].lookups) == ("program", 1)
+
+
+def test_an_opening_that_fails_is_a_record_of_an_unknown_decoder() -> None:
+    collector, error = make_collector(), ValueError("not a VAE")
+
+    def opening(observer: DecodeObserver) -> FakeDecoder:
+        raise error
+
+    with pytest.raises(ValueError, match="not a VAE") as caught:
+        open_and_decode_recorded(FakeEngine(), opening, "cpu", latent((1, 4, 8, 8)), collector=collector)
+    assert caught.value is error
+    assert (collector.records()[0].identity.family, collector.records()[0].plan) == ("unknown", None)
+
+
+def test_a_decoder_on_another_device_is_refused() -> None:
+    def opening(observer: DecodeObserver) -> FakeDecoder:
+        return FakeDecoder(device=torch.device("meta"))
+
+    with pytest.raises(ValueError, match="the recording began on cpu; a decoder on meta"):
+        open_and_decode_recorded(FakeEngine(), opening, "cpu", latent((1, 4, 8, 8)), collector=make_collector())
+
+
+def test_a_decoder_opened_once_serves_again() -> None:
+    w = golden("kl_sd")
+    collector, engine = Collector("per_op", seen=SeenShapes()), Engine()
+    z = w.latents["a"]
+    first, record, decoder = open_and_decode_recorded(
+        engine,
+        lambda observer: open_decoder(MappingWeights(w.weights), observer=observer),
+        "cpu",
+        z,
+        collector=collector,
+    )
+    again, later = decode_recorded(engine, decoder, z, collector=collector)
+    assert torch.equal(first, again)
+    assert torch.allclose(first, to_image(w.expected["a"]), atol=TOLERANCE)
+    assert (record.first_of_shape, later.first_of_shape) == (True, False)
+    assert record.phases is not None
+    assert record.phases.total_ns == record.wall_ns
+    assert record.phases.lower_ns > 0
+    assert record.plan is not None
+    assert record.precision is not None
+    assert record.precision.kept_macs > 0
+    assert len(later.stages) == len({s.op for s in later.stages}) > 5
+    assert later.pool is not None
+    assert later.pool.hits == later.pool.requests > 0
+    assert later.caches is not None
+    assert {c.name: (c.hits, c.lookups) for c in later.caches}["plan"] == (1, 1)
+    assert later.convs is not None
+    assert (later.convs.new, later.convs.seen) == (0, later.convs.distinct)
+    assert later.tiles is not None
+    assert later.tiles.count == record.plan.n_tiles
+    assert DecodeRecord.from_json(later.to_json()) == later
 
 
 def test_family_comes_from_the_program() -> None:

@@ -70,7 +70,7 @@ TOLD = [
     ("tiles", "tiles 3×3 of at most 256×256 px tiles, channels_last"),
     ("precision", "precision mixed 512 < edge < 1024"),  # the plan's choice and its reason
     ("predicted peak", "predicted peak 400 B pool 300 B, scratch 60 B, packed weights 30 B, output 10 B"),
-    ("measured peak", "measured peak 500 B above the start, predicted 0.80 ×"),
+    ("measured peak", "measured peak 500 B 500 B above the start and what the pool held before; predicted 0.80 ×"),
     ("allocated", "allocated n/a"),
     ("fragmentation", "fragmentation n/a"),
     ("system available", "system available 4.00 GiB at the start"),
