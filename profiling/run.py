@@ -81,11 +81,13 @@ class Run(SilentObserver):
         self._image_shape = tuple(image_shape)
 
     def identify(self, identity: Identity) -> None:
-        """Name the decoder once it is known, where opening it is part of what is recorded; the device must be the same."""
-        if identity.device != self.identity.device:
-            raise ValueError(
-                f"the recording began on {self.identity.device}; a decoder on {identity.device} needs its own"
-            )
+        """Name the decoder once it is known, where opening it is part of what is recorded.
+
+        ValueError for another kind of device: clock and counters were chosen for the one the recording began on.
+        """
+        began, found = self.identity.device, identity.device
+        if began.partition(":")[0] != found.partition(":")[0]:
+            raise ValueError(f"the recording began on {began}; a decoder on {found} needs its own")
         self.identity = identity
 
     def pool_at_start(self, held_bytes: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halo_vae.optim import device as optim_device
 from halo_vae.optim.blended import decode_blended
-from halo_vae.optim.decode import Engine, open_decoder
+from halo_vae.optim.decode import Decoder, Engine, open_decoder
 from halo_vae.optim.errors import DecodeCancelled
 from halo_vae.optim.events import SILENT, DecodeObserver
 from halo_vae.optim.opaque import OpaqueDecoder
@@ -154,13 +154,11 @@ def test_a_decoder_opened_once_serves_again() -> None:
     w = golden("kl_sd")
     collector, engine = Collector("per_op", seen=SeenShapes()), Engine()
     z = w.latents["a"]
-    first, record, decoder = open_and_decode_recorded(
-        engine,
-        lambda observer: open_decoder(MappingWeights(w.weights), observer=observer),
-        "cpu",
-        z,
-        collector=collector,
-    )
+
+    def opening(observer: DecodeObserver) -> Decoder:
+        return open_decoder(MappingWeights(w.weights), observer=observer)
+
+    first, record, decoder = open_and_decode_recorded(engine, opening, "cpu", z, collector=collector)
     again, later = decode_recorded(engine, decoder, z, collector=collector)
     assert torch.equal(first, again)
     assert torch.allclose(first, to_image(w.expected["a"]), atol=TOLERANCE)
