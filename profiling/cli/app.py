@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+from ... import __version__
 from .command import Command, CommandError, ExitCode, command_name
 from .decode import DecodeCommand
 from .demo import DemoCommand
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with every command in it."""
     description = "Exact, planned and recorded VAE decoding."
     parser = argparse.ArgumentParser(prog="halo-vae", description=description, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"halo-vae {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         text = type(command).__doc__ or ""

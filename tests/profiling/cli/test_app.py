@@ -32,6 +32,11 @@ def test_every_command_has_help(command: str, halo: Callable[..., Any]) -> None:
     assert command in halo("--help").out
 
 
+def test_version_is_told(halo: Callable[..., Any]) -> None:
+    ended = halo("--version")
+    assert (ended.code, ended.out) == (0, f"halo-vae {halo_vae.__version__}\n")
+
+
 def test_choices_are_those_of_the_settings() -> None:
     assert tuple(m for m in get_args(Method) if m != "stock") == options.METHODS  # stock needs a host
     assert get_args(PrecisionMode) == options.PRECISIONS
