@@ -62,9 +62,14 @@ def prepare_folder(folder: Path) -> None:
 
 
 def write_pictures(images: Tensor, targets: Sequence[Path], fmt: Format) -> None:
-    """Write images [B, H, W, C], float32 in 0-1, one file each. OSError if the disk refuses."""
+    """Write images [B, H, W, C], float32 in 0-1, one file each. CommandError if the disk refuses."""
     for image, path in zip(images.numpy(), targets, strict=True):
-        write_atomically(path, encode_png(image) if fmt == "png" else encode_npy(image))
+        data = encode_png(image) if fmt == "png" else encode_npy(image)
+        try:
+            write_atomically(path, data)
+        except OSError as e:
+            message = f"cannot write {path} ({e.strerror or e}); free space or choose another folder with -o"
+            raise CommandError(message, exit_code=ExitCode.FAILED) from e
 
 
 def encode_png(image: NDArray[np.float32]) -> bytes:

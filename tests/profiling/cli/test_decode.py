@@ -266,7 +266,7 @@ def test_full_disk_is_a_failure(
     monkeypatch.setattr(Path, "write_bytes", full)
     ended = halo("decode", latent_file(), "--vae", vae, "-o", tmp_path / "out", "--format", "npy")
     assert ended.code == 1
-    assert "No space left" in ended.err
+    assert f"cannot write {tmp_path / 'out' / 'small.npy'} (No space left on device)" in ended.err
     assert names(tmp_path / "out") == []
 
 
