@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .events import ConvShape
+from .kernels import upsample, winograd
 from .plan import DtypePlan, Layout, OpPlan
 from .program import Attention, Conv, Program, Size, value_size
 from .tiling import Tile
@@ -38,6 +39,23 @@ def needs_staging(op: Conv, dtypes: DtypePlan) -> bool:
     """False for a bare 1x1 convolution, which can read its input where it lies."""
     bare = op.halo == 0 and op.norm is None and op.act == "none" and op.upsample == 1
     return not (bare and dtypes.of(op.name) == dtypes.stream)
+
+
+def winograd_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
+    """Multiply-accumulates of the matrix products that stand for the convolution over these tiles."""
+    if fold:
+        products = sum(t.images.size * t.rows.size * t.cols.size * 9 for t in tiles)
+    else:
+        squares = (t.images.size * -(-t.rows.size // winograd.EDGE) * -(-t.cols.size // winograd.EDGE) for t in tiles)
+        products = sum(squares) * winograd.TAPS**2
+    return products * op.in_channels * op.out_channels
+
+
+def winograd_buffers(op: Conv, fold: bool, tile: Tile) -> tuple[int, int]:
+    """Bytes of (transformed filter, scratch of one block)."""
+    kernel = upsample if fold else winograd
+    scratch = kernel.scratch_elements(op.in_channels, op.out_channels, tile.rows.size, tile.cols.size)
+    return kernel.filter_elements(op.in_channels, op.out_channels) * 4, scratch * 4
 
 
 def conv_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
@@ -77,19 +95,21 @@ def step_scratch(
         _, h, w = value_size(program, step.op.output, latent)
         return step.grid.n_images * program.values[step.op.output].channels * h * w * 4
     op, tile = step.op, step.grid.tiles()[0]
-    b, c, h, w = conv_result_shape(op, step.fold, tile)
+    b, c, h, w = conv_result_shape(op, step.folded, tile)
     item = ITEMSIZE[step.dtype]
-    result = b * c * h * w * item
-    total = result
+    doubled = step.fold and not step.folded
+    result = b * c * h * w * item * (4 if doubled else 1)
+    total = result * (2 if step.folded or op.depth_to_space == 2 else 1)  # phases are brought together in a copy
     if step.dtype != "float32":
         total += result  # statistics of 16-bit maps come with a normalised copy
     if step.dtype != dtypes.stream or program.output == op.output:
-        total += b * op.out_channels * h * w * 4  # the sum or the picture, in float32
+        total += b * op.out_channels * h * w * 4 * (4 if step.fold else 1)  # the sum or the picture, in float32
     if step.partner is not None:
         total += b * step.partner.out_channels * tile.rows.size * tile.cols.size * item
     if not needs_staging(op, dtypes) and op.inputs[0] != 0:
         total += b * op.in_channels * tile.rows.size * tile.cols.size * item  # a strided slice is made dense
-    weights = weight_bytes(op, step.fold, step.dtype)  # the backend's own re-ordered copy
+    # the backend's own re-ordered copy
+    weights = weight_bytes(op, step.folded, step.dtype) if step.backend == "torch" else 0
     return total + weights * (1 if cached else 2)
 
 
@@ -117,10 +137,10 @@ def step_bytes(step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size) 
     if isinstance(step.op, Conv):
         tiles = step.grid.tiles()
         for tile in tiles:
-            for shape in (staged_shape(step.op, tile), conv_result_shape(step.op, step.fold, tile)):
+            for shape in (staged_shape(step.op, tile), conv_result_shape(step.op, step.folded, tile)):
                 b, c, h, w = shape
                 total += 2 * b * c * h * w * ITEMSIZE[step.dtype]
-        total += weight_bytes(step.op, step.fold, step.dtype) * len(tiles)
+        total += weight_bytes(step.op, step.folded, step.dtype) * len(tiles)
     elif isinstance(step.op, Attention):
         total += 6 * elements(step.op.output) * ITEMSIZE[step.dtype]
     return total

@@ -35,6 +35,8 @@ class DeviceProfile:
     tile_bytes: int
     """Bytes of the widest map of one tile: bounds staging and kernel results."""
     attention: Literal["sdpa", "matmul"]
+    convolution: Literal["direct", "winograd"] = "direct"
+    """Algorithm of float32 3x3 convolutions: the framework's own, or Winograd's out of matrix products."""
 
 
 def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
@@ -53,6 +55,7 @@ def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
             pass_pixels=512 * 512,
             tile_bytes=16 << 20,
             attention="sdpa",
+            convolution="winograd",
         )
     hip = dev.type == "cuda" and torch.version.hip is not None
     kind: Kind = "hip" if hip else "cuda" if dev.type == "cuda" else "other"

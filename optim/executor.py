@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .costs import winograd_buffers
 from .errors import NonFiniteError
 from .events import ConvShape, DecodeObserver, Fallback, OpReport
 from .kernels import torch_kernels as kernels
+from .kernels import upsample, winograd
 from .kernels.attention import run_attention
 from .moments import Moments, tile_moments
 from .packing import DTYPES, PackedWeights
@@ -145,7 +147,7 @@ class PassRunner:
         )
         if step.in_place != "no":
             raise RestartDecode(step, step.dtype)
-        return replace(step, dtype="float32", buffers=())
+        return replace(step, dtype="float32", backend="torch", buffers=())
 
     def _check_flags(self) -> None:
         """Deferred check: one read of all flags."""
@@ -164,7 +166,7 @@ class PassRunner:
             macs=step.macs,
             dtype=step.dtype,
             native_dtype=self.context.plan.dtypes.native,
-            backend=kernels.NAME,
+            backend=step.backend,
         )
 
     # -- values
@@ -256,11 +258,12 @@ class PassRunner:
             "keep": keep,
             "observer": observer,
         }
-        weight, bias = context.packed.conv(op, fold=step.fold, **how)  # type: ignore[arg-type]
+        weight, bias = context.packed.conv(op, fold=step.folded, **how)  # type: ignore[arg-type]
         partner = context.packed.conv(step.partner, fold=False, **how) if step.partner else None  # type: ignore[arg-type]
         stager = Stager(self, step, op)
         tiles = step.grid.tiles()
         macs = step.macs // len(tiles)
+        convolve = self._convolver(step, op, weight, bias)
         for i, tile in enumerate(tiles):
             x = stager.shape(tile)
             observer.tile_started(i, len(tiles), x, step.dtype)
@@ -272,14 +275,25 @@ class PassRunner:
                     input=tuple(staged.shape), weight=tuple(weight.shape), dtype=step.dtype, layout=context.plan.layout
                 )
             )
-            y = kernels.convolve(staged, weight, bias)
+            y = convolve(staged)
             if partner is not None and step.partner is not None:
                 beside = self._shortcut(step.partner, tile, partner, step.dtype)
                 observer.mark("stitch")
-                self._finish(step, step.partner, tile, beside, fold=False)
+                self._finish(step.partner, tile, beside, fold=False, folded=False)
             observer.mark("stitch")
-            self._finish(step, op, tile, y, fold=step.fold)
+            self._finish(op, tile, y, fold=step.fold, folded=step.folded)
             context.progress.add(macs)
+
+    def _convolver(self, step: OpPlan, op: Conv, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The convolution of one staged tile by the step's backend."""
+        if step.backend == "torch":
+            return lambda x: kernels.convolve(x, weight, bias)
+        kernel = upsample if step.fold else winograd
+        sizes = winograd_buffers(op, step.fold, step.grid.tiles()[0])
+        memory = [self.buffer(f"{n}{step.index}", size) for n, size in zip(("filter", "block"), sizes, strict=True)]
+        scratch = memory[1].view(torch.float32)
+        filters = kernel.transform_filter(weight, memory[0].view(torch.float32))
+        return lambda x: kernel.convolve(x, filters, bias, scratch)
 
     def _shortcut(self, op: Conv, tile: Tile, weights: tuple[Tensor, Tensor | None], dtype: str) -> Tensor:
         """The 1x1 convolution of the raw input under a strip."""
@@ -291,14 +305,16 @@ class PassRunner:
         self.context.observer.conv_requested(shape)
         return kernels.convolve(src, *weights)
 
-    def _finish(self, step: OpPlan, op: Conv, tile: Tile, y: Tensor, *, fold: bool) -> None:
-        """Residual, activation, depth-to-space, and into the value's home or the picture."""
+    def _finish(self, op: Conv, tile: Tile, y: Tensor, *, fold: bool, folded: bool) -> None:
+        """Residual, activation, depth-to-space, and into the value's home or the picture.
+
+        `fold`: the result has twice the tile's resolution; `folded`: it still lies in four phases.
+        """
         rows, cols = tile.new_rows, tile.new_cols
         if not tile.is_whole_new:
-            top, left = rows.start - tile.rows.start, cols.start - tile.cols.start
-            extra = 1 if fold else 0
-            y = y[:, :, top : tile.rows.size + extra, left : tile.cols.size + extra]
-        if fold:
+            grow = 2 if fold and not folded else 1
+            y = y[:, :, (rows.start - tile.rows.start) * grow :, (cols.start - tile.cols.start) * grow :]
+        if folded:
             y = interleave(y, rows.size, cols.size, shifted=True)
         if op.residual is not None:
             y = self._add_residual(op, tile, y)

@@ -12,6 +12,8 @@ from .program import Attention, Conv, Op, Program, Size
 from .tiling import TileGrid
 
 Layout = Literal["channels_last", "contiguous"]
+Backend = Literal["torch", "winograd"]
+"""`torch`: the framework's own convolution; `winograd`: sums and matrix products (kernels/winograd.py, upsample.py)."""
 InPlace = Literal["no", "residual", "narrow", "pixel", "tail"]
 """How an op's output shares memory with an input that dies there: added into its `residual`; `narrow`: two outputs over
 the rows of one wider input; `pixel`: over the very pixels it reads; `tail`: the input lies at the end of its output."""
@@ -47,7 +49,8 @@ class OpPlan:
     grid: TileGrid
     """Tiles at the resolution the kernel runs at; for attention, query rows of a flattened picture."""
     fold: bool
-    """Nearest-2x + 3x3 runs as one 2x2 convolution with four times the outputs."""
+    """Nearest-2x + 3x3 runs at the source's resolution: one 2x2 convolution with four times the outputs."""
+    backend: Backend
     dtype: str
     """Compute dtype."""
     in_place: InPlace
@@ -70,6 +73,11 @@ class OpPlan:
     def tile(self) -> tuple[int, int]:
         """(rows, columns) of a tile."""
         return self.grid.rows, self.grid.cols
+
+    @property
+    def folded(self) -> bool:
+        """True where the convolution's weight is folded and its result holds four phases side by side."""
+        return self.fold and self.backend == "torch"
 
     @property
     def halo(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .arena import Buffer, align, pack_buffers
@@ -13,22 +13,25 @@ from .costs import (
     attention_macs,
     conv_macs,
     conv_out_channels,
-    conv_shape,
     needs_staging,
     staged_shape,
     step_bytes,
     step_scratch,
     weight_bytes,
+    winograd_buffers,
+    winograd_macs,
 )
 from .device import DeviceProfile
 from .errors import PlanError
-from .events import Choice, ConvShape, PeakPrediction, PlanSummary
+from .events import Choice, PeakPrediction
+from .kernels.dispatch import choose_backend
 from .placement import Placer, with_modes
-from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, is_conv3, kind_of
+from .plan import Backend, DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
 from .pool import slab_bytes
 from .precision import DtypeDecision
 from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
 from .settings import DecodeSettings
+from .summary import conv_shapes_of, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
 BASE_TILE_LAT = 32
@@ -62,7 +65,8 @@ def make_plan(
         batch, _, height, width = latent_shape
         raise PlanError(
             f"decoding {batch} latents of {width}x{height} takes {plan.predicted.total >> 20} MiB"
-            f" but {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision or decode a smaller picture",
+            f" but {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision"
+            " or decode a smaller picture",
             need_bytes=plan.predicted.total,
             free_bytes=profile.budget_bytes,
         )
@@ -110,7 +114,7 @@ def _plan_with(
         batch_choice,
         Choice(name="attention", value=profile.attention, reason=f"default on {profile.kind}"),
     )
-    shapes = _conv_shapes(by_size.values(), layout)
+    shapes = conv_shapes_of(by_size.values(), layout)
     return Plan(
         program=program,
         latent_shape=latent_shape,
@@ -124,7 +128,7 @@ def _plan_with(
         guard=settings.adaptive_precision,
         pool_bytes=pool,
         conv_shapes=shapes,
-        summary=_summary(program, passes, strategy, layout, predicted, choices),
+        summary=summarise(program, passes, strategy, layout, predicted, choices),
     )
 
 
@@ -234,11 +238,14 @@ class _PassMaker:
     def _step(self, op: Op, index: int, n: int) -> OpPlan:
         _, h, w = value_size(self._program, op.inputs[0], self._latent)
         fold, macs = False, 0
+        backend: Backend = "torch"
         if isinstance(op, Conv):
             fold = op.upsample == 2 and op.kernel[1] == 3
             grow = 1 if fold else op.upsample
             grid = self._conv_grid(op, fold, n, h * grow, w * grow)
-            macs = conv_macs(op, fold, grid.tiles())
+            backend = self._backend(op, fold, grid)
+            count = winograd_macs if backend == "winograd" else conv_macs
+            macs = count(op, fold, grid.tiles())
         elif isinstance(op, Attention):
             grid = self._attention_grid(op, n, h * w)
             macs = attention_macs(op, n, h * w)
@@ -251,11 +258,18 @@ class _PassMaker:
             kind=kind_of(op),
             grid=grid,
             fold=fold,
+            backend=backend,
             dtype=self._dtypes.of(op.name),
             in_place="no",
             buffers=(),
             macs=macs,
         )
+
+    def _backend(self, op: Conv, fold: bool, grid: TileGrid) -> Backend:
+        dtype = self._dtypes.of(op.name)
+        if self._dtypes.stream == "float16":
+            dtype = self._dtypes.compute  # a widened op has no buffers planned for it
+        return choose_backend(op, fold=fold, dtype=dtype, layout=self._layout, grid=grid, profile=self._profile).backend
 
     def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
         widest = max(op.in_channels, conv_out_channels(op, fold)) * ITEMSIZE[self._dtypes.of(op.name)]
@@ -315,11 +329,15 @@ class _PassMaker:
     def _work_buffers(self, step: OpPlan) -> list[Buffer]:
         op, i, item = step.op, step.index, ITEMSIZE[step.dtype]
         if isinstance(op, Conv) and needs_staging(op, self._dtypes):
-            b, c, h, w = staged_shape(op, step.grid.tiles()[0])
+            tile = step.grid.tiles()[0]
+            b, c, h, w = staged_shape(op, tile)
             buffers = [Buffer(key=f"stage{i}", nbytes=b * c * h * w * item, first=i, last=i)]
             # float32 maps are normalised straight into the staging buffer
             if step.dtype != "float32" or self._dtypes.stream != "float32":
                 buffers.append(Buffer(key=f"rows{i}", nbytes=max(WIDEN_BYTES, b * c * w * 4), first=i, last=i))
+            if step.backend == "winograd":
+                for name, nbytes in zip(("filter", "block"), winograd_buffers(op, step.fold, tile), strict=True):
+                    buffers.append(Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i))
             return buffers
         if isinstance(op, Attention):
             nbytes = step.grid.height * op.channels * item
@@ -328,61 +346,15 @@ class _PassMaker:
 
     def _converts(self, step: OpPlan) -> bool:
         """Does the step's weight have to be folded or cast, and is that not kept?"""
-        return (step.fold or self._stored != step.dtype) and not self._settings.advanced_caching
+        return (step.folded or self._stored != step.dtype) and not self._settings.advanced_caching
 
     def _packed(self, steps: Sequence[OpPlan]) -> int:
         """Bytes of folded or cast weights kept between decodes."""
         total = 0
         for step in steps:
-            for op, fold in ((step.op, step.fold), (step.partner, False)):
+            for op, fold in ((step.op, step.folded), (step.partner, False)):
                 if isinstance(op, Conv) and (fold or self._stored != step.dtype):
                     total += weight_bytes(op, fold, step.dtype)
                 elif isinstance(op, Attention) and self._stored != step.dtype:
                     total += 4 * op.channels**2 * ITEMSIZE[step.dtype]
         return total
-
-
-def _conv_shapes(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape, ...]:
-    """Distinct convolution shapes that the passes will request, in order."""
-    seen: dict[ConvShape, None] = {}
-    for a_pass in passes:
-        for step in a_pass.steps:
-            for op, fold in ((step.op, step.fold), (step.partner, False)):
-                if isinstance(op, Conv):
-                    for tile in step.grid.tiles():
-                        seen[conv_shape(op, fold, tile, step.dtype, layout)] = None
-    return tuple(seen)
-
-
-def _summary(
-    program: Program,
-    passes: tuple[PassPlan, ...],
-    strategy: str,
-    layout: str,
-    predicted: PeakPrediction,
-    choices: tuple[Choice, ...],
-) -> PlanSummary:
-    steps = passes[0].steps
-    scaled = [(s.grid, program.scale[1] // max(1, _kernel_scale(program, s))) for s in steps if is_conv3(s.op)]
-    return PlanSummary(
-        method="exact",
-        approximate=False,
-        strategy=strategy,
-        layout=layout,
-        tile_px=(max((g.rows * k for g, k in scaled), default=0), max((g.cols * k for g, k in scaled), default=0)),
-        overlap_px=0,
-        n_tiles=sum(s.n_tiles for p in passes for s in p.steps),
-        tile_grid=(min((g.n_down for g, _ in scaled), default=1), min((g.n_across for g, _ in scaled), default=1)),
-        images_per_pass=passes[0].n_images,
-        n_passes=len(passes),
-        macs=sum(p.macs for p in passes),
-        bytes_moved=sum(p.bytes_moved for p in passes),
-        predicted=predicted,
-        choices=choices,
-    )
-
-
-def _kernel_scale(program: Program, step: OpPlan) -> int:
-    """Elements per latent element at the resolution the kernel runs at."""
-    up = step.op.upsample if isinstance(step.op, Conv) and not step.fold else 1
-    return program.values[step.op.inputs[0]].scale[1] * up

@@ -10,7 +10,6 @@ from ..costs import WIDEN_BYTES
 from ..program import Activation
 from ..tiling import Tile
 
-NAME = "torch"
 Affine = tuple[Tensor, Tensor]
 """(scale, shift) float32 [B, C, 1, 1] of a norm whose statistics are known."""
 

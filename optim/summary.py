@@ -1,0 +1,57 @@
+"""What a plan comes to: its distinct convolution shapes and the summary that records keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .costs import conv_shape
+from .events import Choice, ConvShape, PeakPrediction, PlanSummary
+from .plan import Layout, OpPlan, PassPlan, is_conv3
+from .program import Conv, Program
+
+
+def conv_shapes_of(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape, ...]:
+    """Distinct convolution shapes that the passes will request, in order."""
+    seen: dict[ConvShape, None] = {}
+    for a_pass in passes:
+        for step in a_pass.steps:
+            for op, fold in ((step.op, step.folded), (step.partner, False)):
+                if isinstance(op, Conv):
+                    for tile in step.grid.tiles():
+                        seen[conv_shape(op, fold, tile, step.dtype, layout)] = None
+    return tuple(seen)
+
+
+def summarise(
+    program: Program,
+    passes: tuple[PassPlan, ...],
+    strategy: str,
+    layout: str,
+    predicted: PeakPrediction,
+    choices: tuple[Choice, ...],
+) -> PlanSummary:
+    """The summary of passes over one decoder."""
+    steps = passes[0].steps
+    scaled = [(s.grid, program.scale[1] // max(1, _kernel_scale(program, s))) for s in steps if is_conv3(s.op)]
+    return PlanSummary(
+        method="exact",
+        approximate=False,
+        strategy=strategy,
+        layout=layout,
+        tile_px=(max((g.rows * k for g, k in scaled), default=0), max((g.cols * k for g, k in scaled), default=0)),
+        overlap_px=0,
+        n_tiles=sum(s.n_tiles for p in passes for s in p.steps),
+        tile_grid=(min((g.n_down for g, _ in scaled), default=1), min((g.n_across for g, _ in scaled), default=1)),
+        images_per_pass=passes[0].n_images,
+        n_passes=len(passes),
+        macs=sum(p.macs for p in passes),
+        bytes_moved=sum(p.bytes_moved for p in passes),
+        predicted=predicted,
+        choices=choices,
+    )
+
+
+def _kernel_scale(program: Program, step: OpPlan) -> int:
+    """Elements per latent element at the resolution the kernel runs at."""
+    up = step.op.upsample if isinstance(step.op, Conv) and not step.fold else 1
+    return program.values[step.op.inputs[0]].scale[1] * up
