@@ -30,7 +30,7 @@ def plan_line(decoder: Decoder, shape: tuple[int, ...], planned: PlannedDecode) 
         "ops": [
             {
                 "name": op.name, "kind": op.kind, "n_tiles": op.n_tiles, "tile": list(op.tile), "halo": op.halo,
-                "dtype": op.dtype, "in_place": op.in_place, "macs": op.macs,
+                "dtype": op.dtype, "backend": op.backend, "in_place": op.in_place, "macs": op.macs,
             }
             for op in planned.ops
         ],
@@ -87,9 +87,9 @@ def _overlap(px: int) -> str:
 
 
 def _op_table(ops: Sequence[OpPlan]) -> str:
-    head = ("Op", "kind", "tiles", "rows×columns", "dtype", "in place", "arithmetic")
+    head = ("Op", "kind", "tiles", "rows×columns", "dtype", "backend", "in place", "arithmetic")
     rows = [
-        (op.name, op.kind, str(op.n_tiles), format_shape(op.tile), op.dtype, op.in_place,
+        (op.name, op.kind, str(op.n_tiles), format_shape(op.tile), op.dtype, op.backend, op.in_place,
          format_macs(op.macs) if op.macs else NA)
         for op in ops
     ]  # fmt: skip
