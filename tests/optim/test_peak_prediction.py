@@ -1,4 +1,4 @@
-"""The promise of memory: the pool gives exactly what the plan says, and a full-size decode stays within the prediction."""
+"""The promise of memory: the pool gives exactly what the plan says, and a real decode stays within the prediction."""
 
 from __future__ import annotations
 
