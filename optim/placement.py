@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .arena import Buffer
+from .arena import Buffer, align
 from .plan import InPlace, OpPlan, Slice
 from .program import Attention, Conv, Op, Program, Size, value_size
 from .tiling import Tile
@@ -208,7 +208,7 @@ class Placer:
         read = ((end_image * h + next_row) * w) * inner.channels * self._itemsize
         if end_image >= self._n:
             return True
-        start = self._home_bytes(home) - self._home_bytes(inner)
+        start = align(self._home_bytes(home)) - align(self._home_bytes(inner))  # as the arena puts it
         return written <= start + read
 
 
