@@ -12,7 +12,7 @@ from torch import Tensor
 from .arena import align
 from .device import DeviceProfile, describe_device
 from .errors import LatentError, SettingsError
-from .events import DecodeObserver, SilentObserver
+from .events import SILENT, DecodeObserver
 from .executor import PassRunner, Progress, RestartDecode, RunContext
 from .families import lower
 from .packing import DTYPES, PackedWeights, dtype_name
@@ -26,7 +26,6 @@ from .settings import DecodeSettings
 from .store import Finish, ImageSink, to_unit_range
 from .weights import WeightSource
 
-SILENT: DecodeObserver = SilentObserver()
 MAX_PLANS = 64
 MAX_RESTARTS = 32
 LatentShape = tuple[int, int, int, int]
@@ -190,6 +189,7 @@ class Engine:
         observer.mark("plan")
         shape = check_latent(latent, decoder.program)
         with self.pool.exclusive(), torch.inference_mode():
+            self.pool.reset_high_water()
             image = self._run_until_finite(
                 decoder, latent, shape, settings, observer, finish, out_dtype, torch.device(out_device)
             )

@@ -36,7 +36,7 @@ from .tiling import TileGrid, even_strip, largest_divisor
 
 BASE_TILE_LAT = 32
 """Edge in latent pixels of the default 2-D tile: 256 pixels of a x8 decoder, which every common resolution exceeds."""
-ATTENTION_ROWS = 4096
+ATTENTION_ROWS = 1024
 SMALLER_TILES = 2
 """How often tiles are made four times smaller before a decode is refused for lack of memory."""
 
