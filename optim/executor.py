@@ -333,7 +333,10 @@ class PassRunner:
         if op.residual_repeat > 1:
             res = res.repeat_interleave(op.residual_repeat, 1)
         # a wider stream takes the sum unrounded
-        return y.add_(res) if y.dtype == res.dtype else y.float().add_(res)
+        if y.dtype == res.dtype:
+            return y.add_(res)
+        self.context.observer.converted(y.numel() * 4)
+        return y.float().add_(res)
 
     def store(self, v: int, y: Tensor, image: int, row: int, col: int) -> None:
         """Write a finished tile [m, C, h, w] at its place, and count it in the statistics that its reader needs."""
@@ -343,7 +346,8 @@ class PassRunner:
         else:
             m, _, h, w = y.shape
             dst = self.value(v)
-            y = y.to(dst.dtype)
+            if y.dtype != dst.dtype and dst.dtype != torch.float32:
+                y = self._narrowed(y, dst.dtype)
             dst[image : image + m, :, row : row + h, col : col + w].copy_(y)
             if v in self._groups:
                 self._count(v, y, image, image + m)
@@ -351,10 +355,16 @@ class PassRunner:
             flag = kernels.is_finite_sum(y)
         self._finite[v] = self._finite[v] & flag if v in self._finite else flag
 
+    def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """A result as it will be stored: its statistics and its finiteness are those of the rounded values."""
+        self.context.observer.converted(y.numel() * dtype.itemsize)
+        return y.to(dtype)
+
     def store_pixels(self, v: int, y: Tensor, image: int, start: int) -> None:
         """Write pixels [n, C] of one picture from pixel `start` on; they may begin and end inside a row."""
         dst = pixels_of(self.value(v)[image])
-        y = y.to(dst.dtype)
+        if y.dtype != dst.dtype and dst.dtype != torch.float32:
+            y = self._narrowed(y, dst.dtype)
         dst[start : start + y.shape[0]].copy_(y)
         n, c = y.shape
         # as a small picture, so that the same kernel can take its statistics

@@ -31,7 +31,7 @@ from .pool import slab_bytes
 from .precision import DtypeDecision
 from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
 from .settings import DecodeSettings
-from .summary import conv_shapes_of, summarise
+from .summary import conv_shapes_of, convolution_choice, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
 BASE_TILE_LAT = 32
@@ -113,6 +113,7 @@ def _plan_with(
         decision.choice,
         batch_choice,
         Choice(name="attention", value=profile.attention, reason=f"default on {profile.kind}"),
+        convolution_choice(passes[0].steps, profile),
     )
     shapes = conv_shapes_of(by_size.values(), layout)
     return Plan(
@@ -272,7 +273,9 @@ class _PassMaker:
         return choose_backend(op, fold=fold, dtype=dtype, layout=self._layout, grid=grid, profile=self._profile).backend
 
     def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
-        widest = max(op.in_channels, conv_out_channels(op, fold)) * ITEMSIZE[self._dtypes.of(op.name)]
+        # a result is added up in the stored dtype, which may be the wider one
+        item = max(ITEMSIZE[self._dtypes.of(op.name)], ITEMSIZE[self._dtypes.stream])
+        widest = max(op.in_channels, conv_out_channels(op, fold)) * item
         area = max(1, self._profile.tile_bytes // widest)
         # at the resolution the kernel runs at, tile_size picture pixels are this many elements
         out_scale = self._program.scale[1]

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .arena import align
+
+Touched = tuple[tuple[int, int], ...]
+"""Ranges [first, last) of bytes that were in use since the memory was new; they do not meet."""
 GRAIN = 2 << 20
 """Bytes: slabs are multiples of this, the size of a huge page, so that nearly equal requests share a slab."""
 
@@ -25,18 +29,23 @@ def _allocate(nbytes: int, device: torch.device) -> Tensor:
 
 
 class Slab:
-    """A lease on a piece of pooled memory: `bytes` is uint8 of exactly the size class asked for."""
+    """A lease on a piece of pooled memory: `nbytes` is the size class asked for, `memory` may be more."""
 
-    def __init__(self, memory: Tensor, nbytes: int, touched: int) -> None:
-        """`touched` bytes at the front were in use before."""
+    def __init__(self, memory: Tensor, nbytes: int, touched: Touched) -> None:
+        """`touched` are the ranges that were in use before."""
         self.memory = memory
         self.nbytes = nbytes
         self.touched = touched
 
     def take(self, offset: int, nbytes: int) -> tuple[Tensor, bool]:
         """The bytes [offset, offset + nbytes) and whether all of them had been used before (no new memory)."""
-        hit = offset + nbytes <= self.touched
-        self.touched = max(self.touched, offset + nbytes)
+        start, stop = offset, offset + align(nbytes)
+        hit = any(first <= start and stop <= last for first, last in self.touched)
+        if not hit:
+            near = [(first, last) for first, last in self.touched if first <= stop and start <= last]
+            apart = [span for span in self.touched if span not in near]
+            near.append((start, stop))
+            self.touched = (*apart, (min(first for first, _ in near), max(last for _, last in near)))
         return self.memory[offset : offset + nbytes], hit
 
 
@@ -47,7 +56,7 @@ class MemoryPool:
         """`source` gives fresh memory; tests count its calls."""
         self._source = source
         self._lock = threading.RLock()
-        self._kept: dict[torch.device, list[tuple[Tensor, int]]] = {}
+        self._kept: dict[torch.device, list[tuple[Tensor, Touched]]] = {}
         self.hits = 0
         self.misses = 0
         self.evictions = 0
@@ -92,7 +101,7 @@ class MemoryPool:
         self.evictions += len(slabs)
         slabs.clear()
         self.misses += 1
-        return Slab(self._source(nbytes, device), nbytes, 0)
+        return Slab(self._source(nbytes, device), nbytes, ())
 
     def trim(self, keep_bytes: int) -> None:
         """Give memory back, the largest slabs first, until at most `keep_bytes` are held."""

@@ -37,10 +37,6 @@ class Stager:
         direct = self._dtype == self._src.dtype == torch.float32
         wide = max(WIDEN_BYTES, b * c * w * 4)
         self._rows = None if direct else runner.buffer(f"rows{step.index}", wide).view(torch.float32)
-        if not direct:
-            runner.context.observer.converted(
-                self._src.numel() * self._dtype.itemsize if self._dtype != self._src.dtype else 0
-            )
 
     def _norm_affine(self) -> kernels.Affine | None:
         norm, runner = self._op.norm, self._runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .costs import conv_shape
+from .device import DeviceProfile
 from .events import Choice, ConvShape, PeakPrediction, PlanSummary
 from .plan import Layout, OpPlan, PassPlan, is_conv3
 from .program import Conv, Program
@@ -20,6 +21,14 @@ def conv_shapes_of(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShap
                     for tile in step.grid.tiles():
                         seen[conv_shape(op, fold, tile, step.dtype, layout)] = None
     return tuple(seen)
+
+
+def convolution_choice(steps: Iterable[OpPlan], profile: DeviceProfile) -> Choice:
+    """How many of the 3x3 convolutions run by which algorithm."""
+    backends = [step.backend for step in steps if is_conv3(step.op)]
+    counts = ", ".join(f"{name} {backends.count(name)}" for name in sorted(set(backends)))
+    why = "float32 products save arithmetic" if "winograd" in backends else "no algorithm of ours is faster here"
+    return Choice(name="convolutions", value=counts or "none", reason=f"{why} on {profile.kind}")
 
 
 def summarise(
