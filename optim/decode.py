@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from .arena import align
 from .device import DeviceProfile, describe_device
 from .errors import LatentError, SettingsError
-from .events import SILENT, DecodeObserver
+from .errors_oom import is_out_of_memory
+from .events import SILENT, DecodeObserver, Fallback
 from .executor import PassRunner, Progress, RestartDecode, RunContext
 from .families import lower
 from .packing import DTYPES, PackedWeights, dtype_name
@@ -27,7 +28,8 @@ from .store import Finish, ImageSink, to_unit_range
 from .weights import WeightSource
 
 MAX_PLANS = 64
-MAX_RESTARTS = 32
+MAX_SMALLER = 4
+"""How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
 LatentShape = tuple[int, int, int, int]
 
 
@@ -125,17 +127,22 @@ class Engine:
         observer: DecodeObserver = SILENT,
     ) -> Plan:
         """The plan `decode` would run for latents [B, C, H, W]. LatentError or PlanError if there is none."""
-        plan, _ = self._plan(decoder, latent_shape, settings or DecodeSettings(), observer)
+        profile = self.profile_for(decoder)
+        plan, _ = self._plan(decoder, latent_shape, settings or DecodeSettings(), observer, profile)
         return plan
 
     def _plan(
-        self, decoder: Decoder, shape: LatentShape, settings: DecodeSettings, observer: DecodeObserver
+        self,
+        decoder: Decoder,
+        shape: LatentShape,
+        settings: DecodeSettings,
+        observer: DecodeObserver,
+        profile: DeviceProfile,
     ) -> tuple[Plan, DtypeDecision]:
         program = decoder.program
         check_latent_shape(shape, program)
         if settings.method in ("stock", "blended"):
             raise SettingsError(f"method {settings.method} is not the exact engine's; choose auto or exact")
-        profile = self.profile_for(decoder)
         edge = max(shape[2] * program.scale[1], shape[3] * program.scale[2])
         native = dtype_name(decoder.loaded_dtype)
         decision = choose_dtypes(
@@ -188,72 +195,80 @@ class Engine:
         settings = settings or DecodeSettings()
         observer.mark("plan")
         shape = check_latent(latent, decoder.program)
+        request = _Request(
+            decoder=decoder,
+            latent=latent,
+            shape=shape,
+            settings=settings,
+            observer=observer,
+            finish=finish,
+            out_dtype=out_dtype,
+            out_device=torch.device(out_device),
+        )
         with self.pool.exclusive(), torch.inference_mode():
             self.pool.reset_high_water()
-            image = self._run_until_finite(
-                decoder, latent, shape, settings, observer, finish, out_dtype, torch.device(out_device)
-            )
+            image = self._run_until_done(request)
         observer.mark("other")
         return image
 
-    def _run_until_finite(
-        self,
-        decoder: Decoder,
-        latent: Tensor,
-        shape: LatentShape,
-        settings: DecodeSettings,
-        observer: DecodeObserver,
-        finish: Finish,
-        out_dtype: torch.dtype,
-        out_device: torch.device,
-    ) -> Tensor:
-        progress: Progress | None = None
-        for _ in range(MAX_RESTARTS):
+    def _run_until_done(self, request: _Request) -> Tensor:
+        """Run, start again with ops widened that overwrote their input, and with smaller tiles when memory ran out."""
+        observer, progress = request.observer, None
+        profile, failure = self.profile_for(request.decoder), None
+        restarts, smaller = 0, 0
+        while True:
             observer.mark("plan")
-            plan, decision = self._plan(decoder, shape, settings, observer)
+            plan, decision = self._plan(request.decoder, request.shape, request.settings, observer, profile)
             if decision.fallback is not None and progress is None:
                 observer.fallback(decision.fallback)
             observer.planned(plan.summary)
             progress = progress or Progress(observer, plan.summary.macs)
             progress.restart()
             try:
-                return self._run(decoder, latent, plan, settings, observer, finish, out_dtype, out_device, progress)
+                return self._run(request, plan, progress, careful=restarts > 0)
             except RestartDecode:
-                continue  # the widened op is remembered: the next plan has it
-        raise AssertionError("every restart widens one more op, so there cannot be so many")
+                restarts += 1  # the widened op is remembered, so the next plan has it
+            except Exception as error:
+                smaller += 1
+                if smaller > MAX_SMALLER or not is_out_of_memory(error):
+                    raise
+                failure = str(error).splitlines()[0]
+            if failure is not None:
+                # past the except clause, where the traceback would keep the failed attempt's tensors alive
+                profile = self._shrunk(profile, plan, observer, failure)
+                failure = None
 
-    def _run(
-        self,
-        decoder: Decoder,
-        latent: Tensor,
-        plan: Plan,
-        settings: DecodeSettings,
-        observer: DecodeObserver,
-        finish: Finish,
-        out_dtype: torch.dtype,
-        out_device: torch.device,
-        progress: Progress,
-    ) -> Tensor:
+    def _shrunk(self, profile: DeviceProfile, plan: Plan, observer: DecodeObserver, reason: str) -> DeviceProfile:
+        """The profile for the next attempt: one picture per pass and tiles of a quarter of the bytes."""
+        self.pool.clear()
+        smaller = replace(profile, tile_bytes=max(1, profile.tile_bytes // 4), batch_cap=1)
+        given = f"{plan.passes[0].n_images} per pass in tiles of {profile.tile_bytes} bytes"
+        used = f"1 per pass in tiles of {smaller.tile_bytes} bytes"
+        observer.fallback(Fallback(kind="out_of_memory", where="decode", given=given, used=used, reason=reason))
+        return smaller
+
+    def _run(self, request: _Request, plan: Plan, progress: Progress, *, careful: bool) -> Tensor:
+        """One attempt. `careful` looks at each op's finiteness at once, which on a GPU costs a synchronisation each."""
+        decoder, observer, program = request.decoder, request.observer, plan.program
         b, _, h, w = plan.latent_shape
-        program = plan.program
         with torch.inference_mode(False):
             image = torch.empty(
                 (b, h * program.scale[1], w * program.scale[2], program.out_channels),
-                dtype=out_dtype,
-                device=out_device,
+                dtype=request.out_dtype,
+                device=request.out_device,
             )
-        sink = ImageSink(image, finish)
+        sink = ImageSink(image, request.finish)
         context = RunContext(
             plan=plan,
             device=decoder.device,
             packed=decoder.packed,
             observer=observer,
             progress=progress,
-            check_each_op=decoder.device.type == "cpu",
+            check_each_op=careful or decoder.device.type == "cpu",
             on_widened=lambda name: self.widened.remember(decoder.content_hash, plan.dtypes.compute, name),
         )
-        with self.pool.lease(plan.pool_bytes, decoder.device, settings.keep_bytes) as slab:
-            feeder = LatentFeeder(latent, _parts(plan), _latent_buffers(plan, slab, observer), observer)
+        with self.pool.lease(plan.pool_bytes, decoder.device, request.settings.keep_bytes) as slab:
+            feeder = LatentFeeder(request.latent, _parts(plan), _latent_buffers(plan, slab, observer), observer)
             try:
                 first = 0
                 for i, a_pass in enumerate(plan.passes):
@@ -266,6 +281,20 @@ class Engine:
                 feeder.close()
         progress.finish()
         return image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What `decode` was asked."""
+
+    decoder: Decoder
+    latent: Tensor
+    shape: LatentShape
+    settings: DecodeSettings
+    observer: DecodeObserver
+    finish: Finish
+    out_dtype: torch.dtype
+    out_device: torch.device
 
 
 def check_latent_shape(shape: tuple[int, ...], program: Program) -> LatentShape:
