@@ -232,7 +232,7 @@ class Engine:
                 smaller += 1
                 if smaller > MAX_SMALLER or not is_out_of_memory(error):
                     raise
-                failure = str(error).splitlines()[0]
+                failure = next(iter(str(error).splitlines()), type(error).__name__)
             if failure is not None:
                 # past the except clause, where the traceback would keep the failed attempt's tensors alive
                 profile = self._shrunk(profile, plan, observer, failure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -76,6 +76,8 @@ class RunContext:
     """Look at every op's finiteness at once (CPU); otherwise once per pass, to synchronise less."""
     on_widened: Callable[[str], None]
     """Remembers an op that needed a wider dtype."""
+    widened: set[str] = field(default_factory=set)
+    """Ops that an earlier pass of this attempt ran wider than planned."""
 
 
 class PassRunner:
@@ -114,6 +116,8 @@ class PassRunner:
 
     def _run_guarded(self, step: OpPlan) -> OpPlan:
         """Run a step; where its result is not finite, run it again wider. Returns what was kept."""
+        if step.name in self.context.widened:
+            step = replace(step, dtype="float32", backend="torch", buffers=())
         self._run_step(step)
         if not self.context.check_each_op:
             self._flags.append((step, self._is_finite(step)))
@@ -133,11 +137,8 @@ class PassRunner:
         if step.dtype == "float32":
             raise NonFiniteError(_damaged(step), op=step.name, dtype=step.dtype)
         if not context.plan.guard:
-            raise NonFiniteError(
-                f"{step.name} is not finite in {step.dtype}; turn adaptive precision on or choose a wider precision",
-                op=step.name,
-                dtype=step.dtype,
-            )
+            message = f"{step.name} is not finite in {step.dtype}; turn adaptive precision on or choose a wider dtype"
+            raise NonFiniteError(message, op=step.name, dtype=step.dtype)
         context.on_widened(step.name)
         context.observer.op_redone(step.name, step.dtype, step.macs)
         context.observer.fallback(
@@ -147,6 +148,7 @@ class PassRunner:
         )
         if step.in_place != "no":
             raise RestartDecode(step, step.dtype)
+        context.widened.add(step.name)
         return replace(step, dtype="float32", backend="torch", buffers=())
 
     def _check_flags(self) -> None:
