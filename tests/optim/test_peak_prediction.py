@@ -25,8 +25,18 @@ PROFILE = replace(describe_device("cpu"), native_dtypes=("bfloat16", "float32"),
 """This CPU with bf16 and memory enough, so that plans are the same everywhere."""
 
 
+class WatchedSlab(Slab):
+    """Notes how far into its memory the decode reached."""
+
+    reached = 0
+
+    def take(self, offset: int, nbytes: int) -> tuple[torch.Tensor, bool]:
+        self.reached = max(self.reached, offset + nbytes)
+        return super().take(offset, nbytes)
+
+
 class WatchedPool(MemoryPool):
-    """Counts what its source gives and how far into a slab the decode reached."""
+    """Counts what its source gives and how far into a slab the last decode reached."""
 
     def __init__(self) -> None:
         super().__init__(self._give)
@@ -41,9 +51,9 @@ class WatchedPool(MemoryPool):
     @contextmanager
     def lease(self, nbytes: int, device: torch.device, keep_bytes: int) -> Iterator[Slab]:
         with super().lease(nbytes, device, keep_bytes) as slab:
-            slab.touched = 0
-            yield slab
-            self.reached = slab.touched
+            watched = WatchedSlab(slab.memory, slab.nbytes, slab.touched)
+            yield watched
+            slab.touched, self.reached = watched.touched, watched.reached
 
 
 @pytest.fixture(scope="module")
