@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -205,7 +206,7 @@ class Engine:
             out_dtype=out_dtype,
             out_device=torch.device(out_device),
         )
-        with self.pool.exclusive(), torch.inference_mode():
+        with self.pool.exclusive(), torch.inference_mode(), _without_autocast(decoder.device):
             self.pool.reset_high_water()
             image = self._run_until_done(request)
         observer.mark("other")
@@ -281,6 +282,11 @@ class Engine:
                 feeder.close()
         progress.finish()
         return image
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """The plan alone decides where values are rounded, whatever the caller has turned on."""
+    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

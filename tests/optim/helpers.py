@@ -209,3 +209,24 @@ def plan_of(
 def kl_program(*widths: int, z: int = 4, n_res: int = 2) -> Program:
     """A KL decoder of any size, for planning only."""
     return lower(layouts.specs(layouts.kl_ldm(z, widths, n_res=n_res, embed=z)))
+
+
+HOT = "decoder.mid.block_1.conv1"
+"""A convolution of the small decoder whose result is normalised at once, so that it may be large."""
+HOTTER = "decoder.up.0.block.1.conv1"
+EVERY_DTYPE = ("float16", "bfloat16", "float32")
+
+
+def hot_decoder(*ops: str, loaded: torch.dtype = torch.float32, seed: int = 0, factor: float = 3e5) -> Decoder:
+    """The small decoder, with results beyond float16 in some ops."""
+    weights = small_weights(seed)
+    for op in ops:
+        weights[f"{op}.weight"] = weights[f"{op}.weight"] * factor
+    decoder = decoder_of(weights, loaded)
+    decoder.program = replace(decoder.program, working_dtypes=EVERY_DTYPE)
+    return decoder
+
+
+def tolerance(mode: str, expected: Tensor) -> float:
+    """Rounding through some twenty ops, as part of the picture's spread."""
+    return {"fp32": 1e-4, "fp16": 0.03, "mixed": 0.12, "bf16": 0.3}[mode] * float(expected.std())
