@@ -13,6 +13,7 @@ from halo_vae.optim import executor, planner, staging
 from halo_vae.optim.decode import Decoder, Engine
 from halo_vae.optim.moments import Moments
 from halo_vae.optim.plan import is_conv3
+from halo_vae.optim.pool import MemoryPool
 from halo_vae.optim.program import Conv
 from halo_vae.optim.tiling import Tile
 from halo_vae.tests.goldens import IMAGE_GOLDENS, TOLERANCE, golden
@@ -129,6 +130,19 @@ def test_golden_with_tiles_of_the_device(
     conv3 = [op.name for op in decoder.program.ops if is_conv3(op)]
     assert len({heard.tiles_of(op) for op in conv3}) > (2 if plan == "strips" else 1)
     assert ("winograd" in {report.backend for report in heard.ops}) == (convolution == "winograd")
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+@pytest.mark.parametrize("convolution", ["direct", "winograd"])
+def test_what_fresh_memory_holds_does_not_matter(plan: str, convolution: str) -> None:
+    def rubbish(nbytes: int, device: torch.device) -> Tensor:
+        return torch.full((nbytes,), 255, dtype=torch.uint8, device=device)  # NaN in every float dtype
+
+    g = golden("kl_x4")
+    engine = Engine(profile=profile(convolution=convolution, tile_bytes=400_000), pool=MemoryPool(rubbish))
+    raw, heard = decode_raw(engine, golden_decoder("kl_x4"), g.latents["a"], plan=plan)
+    assert max_diff(raw, g.expected["a"]) <= TOLERANCE
+    assert convolution == "direct" or "winograd" in {report.backend for report in heard.ops}
 
 
 @pytest.mark.parametrize(("plan", "edge"), [("strips", 8), ("tiles", 8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,53 @@ def test_two_decoders_of_one_structure_do_not_mix() -> None:
     for decoder in (one, two, one):
         raw, _ = decode_raw(engine, decoder, z)
         assert max_diff(raw, reference(decoder, z)) <= TOLERANCE
+
+
+# -- values
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "best"}, "method is 'best'; choose one of auto, exact, blended, stock"),
+        ({"precision_mode": "fp8"}, "precision_mode is 'fp8'; choose one of auto, fp32, bf16, fp16, mixed"),
+        ({"plan": ""}, "plan is ''; choose one of auto, strips, tiles"),
+        ({"tile_size": 15}, "tile_size is 15 pixels; give 0 .the planner chooses. or 16 to 16384"),
+        ({"tile_size": 16385}, "tile_size is 16385 pixels"),
+        ({"tile_size": -16}, "tile_size is -16 pixels"),
+        ({"tile_size": 64.0}, "tile_size is 64.0; give a whole number"),
+        ({"tile_size": True}, "tile_size is True; give a whole number"),
+        ({"overlap": -1}, "overlap is -1 pixels; give 0 to 8192"),
+        ({"overlap": 8193}, "overlap is 8193 pixels"),
+        ({"chunk_frames": -1}, "chunk_frames is -1; give 0"),
+        ({"seed": -2}, "seed is -2; give -1"),
+        ({"seed": 2**64}, f"seed is {2**64}; give -1"),
+        ({"keep_bytes": -1}, "keep_bytes is -1; give 0 or more"),
+        ({"keep_bytes": 1e6}, "keep_bytes is 1000000.0; give a whole number"),
+        ({"batch_optimization": 1}, "batch_optimization is 1; give true or false"),
+        ({"memory_prefetching": None}, "memory_prefetching is None; give true or false"),
+        ({"adaptive_precision": "yes"}, "adaptive_precision is 'yes'; give true or false"),
+    ],
+)
+def test_bad_values_are_named_in_one_sentence(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        DecodeSettings(**given)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tile_size": 0}, {"tile_size": 16}, {"tile_size": 16384}, {"overlap": 0}, {"seed": 2**64 - 1}, {"keep_bytes": 0}],
+)
+def test_ends_of_the_ranges_are_allowed(given: dict[str, Any]) -> None:
+    name, value = next(iter(given.items()))
+    assert getattr(DecodeSettings(**given), name) == value
+
+
+def test_settings_cannot_be_changed_and_tell_plans_apart() -> None:
+    chosen = DecodeSettings()
+    with pytest.raises(AttributeError):
+        chosen.tile_size = 5  # type: ignore[misc]
+    assert DecodeSettings() == chosen
+    assert hash(DecodeSettings(tile_size=64)) != hash(chosen)
