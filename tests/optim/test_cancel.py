@@ -52,11 +52,11 @@ def test_a_decode_stopped_in_any_event_leaves_the_engine_as_it_was(event: str, e
 
 
 def test_a_stopped_decode_may_have_packed_weights_and_the_next_one_uses_them() -> None:
-    engine, decoder, z = Engine(profile=profile(convolution="direct")), small_decoder(), latent(1, 4, 6, 5)
+    engine, decoder, z = Engine(profile=profile()), small_decoder(), latent(1, 4, 6, 5)
     with pytest.raises(DecodeCancelled):
         engine.decode(decoder, z, settings(), observer=RaisesIn("op_done", 12, DecodeCancelled("stop")))
     raw, heard = decode_raw(engine, decoder, z)
-    fresh, _ = decode_raw(Engine(profile=profile(convolution="direct")), small_decoder(), z)
+    fresh, _ = decode_raw(Engine(profile=profile()), small_decoder(), z)
     assert torch.equal(raw, fresh)
     assert ("plan", True) in heard.lookups
 

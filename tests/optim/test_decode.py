@@ -71,7 +71,7 @@ def test_a_batch_is_its_single_decodes(plan: str, tile_size: int, batch: int, ca
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
 def test_a_batch_is_bit_by_bit_its_single_decodes_where_each_call_holds_one_picture(mode: str) -> None:
     decoder, z = small_decoder(), latent(3, 4, 11, 9)
-    engine = Engine(profile=profile(convolution="direct"))
+    engine = Engine(profile=PROFILE)
     given = {"plan": "strips", "tile_size": 16, "precision_mode": mode}
     raw, heard = decode_raw(engine, decoder, z, **given)
     assert heard.passes == [(3, 3)]
@@ -96,7 +96,7 @@ def test_a_batch_of_unlike_pictures_in_sixteen_bits(mode: str, prefetch: bool) -
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_convolutions_asked_for_are_those_that_were_planned(plan: str) -> None:
-    decoder, engine = small_decoder(), Engine(profile=profile(batch_cap=2, convolution="direct"))
+    decoder, engine = small_decoder(), Engine(profile=profile(batch_cap=2))
     given = {"plan": plan, "tile_size": 16}
     for shape in [(5, 4, 11, 9), (1, 4, 19, 7), (1, 4, 2, 2)]:
         _, heard = decode_raw(engine, decoder, latent(*shape), **given)
@@ -106,7 +106,7 @@ def test_convolutions_asked_for_are_those_that_were_planned(plan: str) -> None:
 
 
 def test_fixed_tiles_ask_for_the_same_shapes_at_every_larger_size() -> None:
-    decoder, engine = small_decoder(), Engine(profile=profile(convolution="direct"))
+    decoder, engine = small_decoder(), Engine(profile=PROFILE)
     seen: set[Any] = set()
     for i, size in enumerate([(9, 9), (8, 20), (31, 10), (13, 17)]):
         _, heard = decode_raw(engine, decoder, latent(1, 4, *size), plan="tiles", tile_size=16)
@@ -231,7 +231,7 @@ def test_grad_mode_is_left_as_it_was(grad: bool) -> None:
 
 
 def test_autocast_of_the_caller_does_not_round_a_decode() -> None:
-    engine, decoder, z = Engine(profile=profile(convolution="direct")), small_decoder(), latent(1, 4, 6, 5)
+    engine, decoder, z = Engine(profile=PROFILE), small_decoder(), latent(1, 4, 6, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         raw, heard = decode_raw(engine, decoder, z)
         assert torch.is_autocast_enabled("cpu")

@@ -17,7 +17,7 @@ from halo_vae.optim.pool import MemoryPool
 from halo_vae.optim.program import Conv
 from halo_vae.optim.tiling import Tile
 from halo_vae.tests.goldens import IMAGE_GOLDENS, TOLERANCE, golden
-from halo_vae.tests.optim.helpers import Recorder, decode_raw, golden_decoder, max_diff, profile
+from halo_vae.tests.optim.helpers import PROFILE, Recorder, decode_raw, golden_decoder, max_diff, profile
 
 CASES = [(name, case) for name in IMAGE_GOLDENS for case in golden(name).latents]
 EDGES = (2, 3, 5, 8, 0)
@@ -39,9 +39,6 @@ PRODUCT = [
     for how in itertools.product(("strips", "tiles"), EDGES, (True, False))
     if (*case, *how) not in ALWAYS
 ]
-
-
-DIRECT = profile(convolution="direct")
 
 
 def tile_px(edge: int, decoder: Decoder) -> int:
@@ -159,7 +156,7 @@ def test_a_missing_row_of_context_is_seen(plan: str, edge: int, monkeypatch: pyt
 
     monkeypatch.setattr(staging.Stager, "stage", starved)
     g, decoder = golden("kl_sd"), golden_decoder("kl_sd")
-    raw, _ = decode_raw(Engine(profile=DIRECT), decoder, g.latents["a"], plan=plan, tile_size=tile_px(edge, decoder))
+    raw, _ = decode_raw(Engine(profile=PROFILE), decoder, g.latents["a"], plan=plan, tile_size=tile_px(edge, decoder))
     assert max_diff(raw, g.expected["a"]) > 50 * TOLERANCE
 
 
@@ -178,7 +175,7 @@ def test_a_missing_column_of_context_is_seen_by_tiles_only(
 
     monkeypatch.setattr(staging.Stager, "stage", starved)
     g, decoder = golden("kl_sd"), golden_decoder("kl_sd")
-    raw, _ = decode_raw(Engine(profile=DIRECT), decoder, g.latents["a"], plan=plan, tile_size=tile_px(edge, decoder))
+    raw, _ = decode_raw(Engine(profile=PROFILE), decoder, g.latents["a"], plan=plan, tile_size=tile_px(edge, decoder))
     error = max_diff(raw, g.expected["a"])
     assert error > 50 * TOLERANCE if plan == "tiles" else error <= TOLERANCE
 
@@ -195,7 +192,7 @@ def test_statistics_without_the_spread_between_tiles_are_seen(
 
     monkeypatch.setattr(Moments, "merge", merge)
     g, decoder = golden("kl_sd"), golden_decoder("kl_sd")
-    engine = Engine(profile=DIRECT)
+    engine = Engine(profile=PROFILE)
     raw, _ = decode_raw(engine, decoder, g.latents["a"], plan=plan, tile_size=tile_px(edge, decoder))
     assert max_diff(raw, g.expected["a"]) > 50 * TOLERANCE
 
@@ -217,7 +214,7 @@ def test_statistics_of_wrongly_counted_elements_are_seen(how: str, monkeypatch: 
     monkeypatch.setattr(executor.PassRunner, "_count", count)
     g, decoder = golden("kl_sd"), golden_decoder("kl_sd")
     z = g.latents["a"][..., :18].contiguous()
-    engine = Engine(profile=DIRECT)
+    engine = Engine(profile=PROFILE)
     raw, _ = decode_raw(engine, decoder, z, plan="tiles", tile_size=40)
     monkeypatch.undo()
     good, _ = decode_raw(engine, decoder, z, plan="tiles", tile_size=40)

@@ -245,19 +245,17 @@ def test_keep_bytes_bounds_what_stays(keep: int) -> None:
 ERRORS = [DecodeCancelled("stop"), RuntimeError("boom"), KeyboardInterrupt(), SystemExit(3), BaseException("host")]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("plan", ["strips", "tiles"])
-@pytest.mark.parametrize("keep", [0, 1 << 40])
+@pytest.mark.parametrize(
+    ("error", "plan", "keep"),
+    [*((error, "strips", 1 << 40) for error in ERRORS), (ERRORS[2], "tiles", 0), (ERRORS[4], "tiles", 3 << 20)],
+)
 def test_an_error_at_any_tile_leaves_the_engine_as_good_as_new(error: BaseException, plan: str, keep: int) -> None:
-    engine, decoder, z = (
-        Engine(profile=profile(batch_cap=2), pool=MemoryPool(Source())),
-        small_decoder(),
-        latent(3, 4, 11, 9),
-    )
+    decoder, z = small_decoder(), latent(3, 4, 11, 9)
+    engine = Engine(profile=profile(batch_cap=2), pool=MemoryPool(Source()))
     good, heard = decode_raw(engine, decoder, z, plan=plan, tile_size=16, keep_bytes=keep)
     n = len(heard.tiles)
     assert n > 40
-    for at in (1, 2, n // 3, n // 2, n - 1, n):
+    for at in (1, n // 3, n // 2, n - 1, n):
         stopped = Recorder(on_tile=FailAfter(at, error))
         with pytest.raises(type(error)) as caught:
             engine.decode(decoder, z, settings(plan=plan, tile_size=16, keep_bytes=keep), observer=stopped)

@@ -53,7 +53,7 @@ def test_the_kernels_really_see_that_layout(monkeypatch: pytest.MonkeyPatch) -> 
         return real(x, weight, bias)
 
     monkeypatch.setattr(executor.kernels, "convolve", convolve)
-    engine = Engine(profile=profile(convolution="direct"))
+    engine = Engine(profile=PROFILE)
     for on in (True, False):
         seen.clear()
         decode_raw(engine, small_decoder(), latent(1, 4, 6, 5), tensor_layout_optimization=on)
@@ -106,9 +106,7 @@ def test_packed_weights_are_as_large_as_promised() -> None:
     for name in ("kl_sd", "hunyuan_image"):
         for mode in ("fp32", "bf16"):
             decoder = golden_decoder(name)
-            _, heard = decode_raw(
-                Engine(profile=profile(convolution="direct")), decoder, golden(name).latents["a"], precision_mode=mode
-            )
+            _, heard = decode_raw(Engine(profile=PROFILE), decoder, golden(name).latents["a"], precision_mode=mode)
             assert heard.plan.predicted.packed == decoder.packed.nbytes
 
 
@@ -173,7 +171,7 @@ def test_events_come_in_order() -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_small_budget_makes_smaller_tiles_and_then_an_error(plan: str) -> None:
     decoder, z = golden_decoder("kl_flux"), latent(1, 16, 24, 24)
-    roomy = profile(convolution="direct", tile_bytes=1 << 20)
+    roomy = profile(tile_bytes=1 << 20)
     free, heard = decode_raw(Engine(profile=roomy), decoder, z, plan=plan, tile_size=0)
     need = heard.plan.predicted.total
     engine = Engine(profile=replace(roomy, budget_bytes=need - 1))

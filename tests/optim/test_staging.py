@@ -87,7 +87,7 @@ DECODERS = {
 def test_every_window(name: str, plan: str, mode: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder: Decoder = DECODERS[name]()
     seen = watch(monkeypatch)
-    engine = Engine(profile=profile(convolution="direct"), pool=MemoryPool(rubbish))
+    engine = Engine(profile=profile(), pool=MemoryPool(rubbish))
     size = (11, 9) if name == "kl" else (4, 3)
     tile = max(16, 2 * decoder.program.scale[1])
     raw, heard = decode_raw(
@@ -101,7 +101,7 @@ def test_every_window(name: str, plan: str, mode: str, channels_last: bool, monk
 
 def test_rows_are_carried_from_strip_to_strip_of_one_picture_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
-    decode_raw(Engine(profile=profile(convolution="direct")), small_decoder(), latent(3, 4, 11, 9), plan="strips",
+    decode_raw(Engine(profile=profile()), small_decoder(), latent(3, 4, 11, 9), plan="strips",
                tile_size=16)  # fmt: skip
     carried = [was for op, was in seen if op == "decoder.conv_out"]
     per_picture = len(carried) // 3
