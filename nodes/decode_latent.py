@@ -13,11 +13,11 @@ from ..optim.blended import decode_blended
 from ..optim.decode import Decoder, Engine
 from ..optim.device import DeviceProfile, describe_device
 from ..optim.errors import UnknownDecoderError
-from ..optim.events import SILENT, DecodeObserver
+from ..optim.events import SILENT, DecodeObserver, Fallback
 from ..optim.opaque import OpaqueDecoder, check_finite, fit_latent
 from ..optim.settings import DecodeSettings
 from .latents import latent_of
-from .stock import decode_stock
+from .stock import TiledOptions, decode_stock
 from .vae import describe_vae, finish_of
 
 Load = Callable[[tuple[int, ...], torch.dtype], None]
@@ -30,17 +30,21 @@ def decode_latent(
     settings: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
     *,
     decoder: Decoder | None = None,
+    no_decoder: str | None = None,
     engine: Engine | None = None,
     observer: DecodeObserver = SILENT,
     load: Load | None = None,
     profile: DeviceProfile | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    tiled: TiledOptions | None = None,
 ) -> Tensor:
-    """Pictures [B * frames, H, W, C], float32 in the VAE's picture range, on the VAE's output device.
+    """Pictures [B * frames, H, W, C] in the VAE's picture range, in `out_dtype`, on the VAE's output device.
 
     `decoder` is the exact decoder of this VAE where its family is known: `auto` and `exact` use it, on `engine` (a new
-    one with an empty pool unless given). Without it `auto` is blended, and `exact` an UnknownDecoderError. `load` is
-    called once, after every check of latent and settings and before the first decoder call; exact decoding reads its
-    weights through `decoder` and needs no load. LatentError, VaeError and the errors of the method are passed on.
+    one with an empty pool unless given). Without it `auto` is blended, and `exact` an UnknownDecoderError; `no_decoder`
+    says why there is none. `load` is called once, after every check of latent and settings and before the first decoder
+    call; exact decoding reads its weights through `decoder` and needs no load. The host's own decode chooses its dtype
+    itself, and with `tiled` is its tiled one. LatentError, VaeError and the errors of the method are passed on.
     """
     opaque = describe_vae(vae)
     latent = fit_latent(opaque, latent_of(samples))
@@ -49,33 +53,30 @@ def decode_latent(
     if settings.method == "stock":
         if load is not None:
             load(tuple(latent.shape), opaque.dtype)
-        return decode_stock(vae, opaque, latent, observer)
+        return decode_stock(vae, opaque, latent, observer, tiled)
     if settings.method == "blended" or (decoder is None and settings.method == "auto"):
+        if settings.method == "auto" and no_decoder is not None:
+            observer.fallback(Fallback(kind="method", where="decode", given="exact", used="blended", reason=no_decoder))
         profile = profile or describe_device(opaque.device)
         if load is not None:
             plan = plan_blend(opaque, tuple(latent.shape), settings, profile)
             load(plan.tile_shape, choose_dtype(opaque, settings).dtype)
-        return decode_blended(
+        images = decode_blended(
             opaque, latent, settings, finish=finish_of(vae), observer=observer, out_device=out_device, profile=profile
         )
-    return _decode_exact(decoder, engine, opaque, vae, latent, settings, observer, out_device)
-
-
-def _decode_exact(
-    decoder: Decoder | None,
-    engine: Engine | None,
-    opaque: OpaqueDecoder,
-    vae: Any,
-    latent: Tensor,
-    settings: DecodeSettings,
-    observer: DecodeObserver,
-    out_device: torch.device,
-) -> Tensor:
-    """The exact method. UnknownDecoderError where the VAE has no exact decoder."""
+        return images.to(out_dtype)
     if decoder is None:
-        raise UnknownDecoderError(
-            f"method is exact, but {opaque.name} is of no known family; set method to blended, or to auto",
-            keys_seen=(), families=(),
-        )  # fmt: skip
+        raise _unknown(opaque, no_decoder)
     engine = engine if engine is not None else Engine()
-    return engine.decode(decoder, latent, settings, observer=observer, finish=finish_of(vae), out_device=out_device)
+    return engine.decode(
+        decoder, latent, settings, observer=observer, finish=finish_of(vae), out_dtype=out_dtype, out_device=out_device
+    )
+
+
+def _unknown(opaque: OpaqueDecoder, reason: str | None) -> UnknownDecoderError:
+    """The error of the exact method where the VAE has no exact decoder."""
+    why = f" ({reason})" if reason else ""
+    return UnknownDecoderError(
+        f"method is exact, but {opaque.name} is of no known family{why}; set method to blended, or to auto",
+        keys_seen=(), families=(),
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,14 +12,29 @@ from ..optim.events import Choice, DecodeObserver, OpReport, PeakPrediction, Pla
 from ..optim.opaque import OpaqueDecoder, dtype_name
 
 
-def decode_stock(vae: Any, opaque: OpaqueDecoder, latent: Tensor, observer: DecodeObserver) -> Tensor:
-    """What the host's VAE Decode returns, frames folded into the batch: [B * frames, H, W, C]. No setting applies."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiledOptions:
+    """What the host's tiled decode is told; pixels of the picture and frames of the clip."""
+
+    tile_size: int
+    overlap: int
+    temporal_size: int
+    temporal_overlap: int
+
+
+def decode_stock(
+    vae: Any, opaque: OpaqueDecoder, latent: Tensor, observer: DecodeObserver, tiled: TiledOptions | None = None
+) -> Tensor:
+    """What the host's VAE Decode returns, frames folded into the batch: [B * frames, H, W, C]. No setting applies.
+
+    With `tiled` it is what the host's VAE Decode (Tiled) returns.
+    """
     shape, dtype = tuple(latent.shape), dtype_name(opaque.dtype)
-    observer.planned(_summary(opaque, shape))
+    observer.planned(_summary(opaque, shape, tiled))
     observer.op_started(0, 1, "decode", 1)
     observer.tile_started(0, 1, shape, dtype)
     observer.mark("compute")
-    images: Tensor = vae.decode(latent)
+    images: Tensor = vae.decode(latent) if tiled is None else _decode_tiled(vae, latent, tiled)
     observer.progress(1, 1)
     observer.pass_done(shape[0], shape[0])
     observer.op_done(
@@ -27,15 +43,35 @@ def decode_stock(vae: Any, opaque: OpaqueDecoder, latent: Tensor, observer: Deco
     return images.reshape(-1, *images.shape[-3:]) if images.ndim == 5 else images
 
 
-def _summary(opaque: OpaqueDecoder, shape: tuple[int, ...]) -> PlanSummary:
+def _decode_tiled(vae: Any, latent: Tensor, tiled: TiledOptions) -> Tensor:
+    """The host's tiled decode with sizes in latent elements, limited as the host's own node limits them."""
+    overlap = min(tiled.overlap, tiled.tile_size // 4)
+    frames: int | None = None
+    shared: int | None = None
+    if (in_time := vae.temporal_compression_decode()) is not None:
+        wide = tiled.temporal_size >= 2 * tiled.temporal_overlap
+        frames = max(2, tiled.temporal_size // in_time)
+        shared = (tiled.temporal_overlap if wide else tiled.temporal_overlap // 2) // in_time
+        shared = max(1, min(frames // 2, shared))
+    scale = vae.spacial_compression_decode()
+    edge = tiled.tile_size // scale
+    images: Tensor = vae.decode_tiled(
+        latent, tile_x=edge, tile_y=edge, overlap=overlap // scale, tile_t=frames, overlap_t=shared
+    )
+    return images
+
+
+def _summary(opaque: OpaqueDecoder, shape: tuple[int, ...], tiled: TiledOptions | None) -> PlanSummary:
     """One call over everything; its arithmetic is not known, so MACs and bytes moved are 0."""
     height, width = (side * opaque.scale for side in shape[-2:])
     frames = opaque.frames(shape[2]) if len(shape) == 5 else 1
     estimate = 0 if opaque.estimate_bytes is None else opaque.estimate_bytes(shape, opaque.dtype)
     output = 4 * math.prod((shape[0], frames, height, width, opaque.output_channels))
+    edges = (height, width) if tiled is None else (min(height, tiled.tile_size), min(width, tiled.tile_size))
     return PlanSummary(
-        method="stock", approximate=False, strategy="whole", layout="contiguous", tile_px=(height, width), overlap_px=0,
-        n_tiles=1, tile_grid=(1, 1), images_per_pass=shape[0], n_passes=1, macs=0, bytes_moved=0,
+        method="stock", approximate=edges != (height, width), strategy="whole", layout="contiguous", tile_px=edges,
+        overlap_px=0 if tiled is None else tiled.overlap, n_tiles=1, tile_grid=(1, 1), images_per_pass=shape[0],
+        n_passes=1, macs=0, bytes_moved=0,
         predicted=PeakPrediction(pool=0, scratch=estimate, packed=0, output=output),
         choices=(Choice(name="method", value="stock", reason="as asked"),),
     )  # fmt: skip

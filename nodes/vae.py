@@ -137,14 +137,16 @@ def _plain_call(model: Any) -> Decode:
 
 
 def _cast_call(model: Any, dtype: torch.dtype) -> Decode:
-    """The model's decode with copies of its weights in `dtype`, made now and freed with the returned function."""
+    """The model's decode with copies of its weights in `dtype`, freed with the returned function."""
     if not isinstance(model, nn.Module):
         return _plain_call(model)
-    weights = {f"model.{name}": t.detach().to(dtype) for name, t in _castable(model) if t.dtype != dtype}
     wrapper = _DecodeModule(model)
+    made: dict[str, Tensor] = {}
 
     def decode(latent: Tensor) -> Tensor:
-        result: Tensor = torch.func.functional_call(wrapper, weights, (latent,))
+        if not made:  # at the first call: the host may still be bringing the weights to their device
+            made.update({f"model.{name}": t.detach().to(dtype) for name, t in _castable(model) if t.dtype != dtype})
+        result: Tensor = torch.func.functional_call(wrapper, made, (latent,))
         return result
 
     return decode

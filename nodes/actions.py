@@ -1,0 +1,80 @@
+"""What each node does, without the host's classes: widget values in, pictures, records and panel text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ..optim.settings import DecodeSettings, Method, PrecisionMode
+from ..profiling.record import DecodeRecord
+from ..profiling.render.text import render_record
+from .monitor import render_monitor
+from .session import Decoded, Session
+from .stock import TiledOptions
+
+
+def decode(
+    session: Session,
+    samples: Mapping[str, Any],
+    vae: Any,
+    method: str = "auto",
+    precision_mode: str = "auto",
+    tile_size: int = 768,
+    overlap: int = 96,
+    batch_optimization: bool = True,
+    memory_prefetching: bool = True,
+    adaptive_precision: bool = True,
+    tensor_layout_optimization: bool = True,
+    advanced_caching: bool = True,
+) -> Decoded:
+    """The node HaloVAEDecode. SettingsError for a value that no widget offers."""
+    settings = DecodeSettings(
+        method=cast(Method, method), precision_mode=cast(PrecisionMode, precision_mode),
+        tile_size=tile_size, overlap=overlap,
+        batch_optimization=batch_optimization, memory_prefetching=memory_prefetching,
+        adaptive_precision=adaptive_precision, tensor_layout_optimization=tensor_layout_optimization,
+        advanced_caching=advanced_caching,
+    )  # fmt: skip
+    return session.decode(samples, vae, settings)
+
+
+def decode_tiled(
+    session: Session,
+    samples: Mapping[str, Any],
+    vae: Any,
+    tile_size: int = 512,
+    overlap: int = 64,
+    temporal_size: int = 64,
+    temporal_overlap: int = 8,
+    method: str = "auto",
+    precision_mode: str = "auto",
+    batch_optimization: bool = True,
+    memory_prefetching: bool = True,
+    adaptive_precision: bool = True,
+    tensor_layout_optimization: bool = True,
+    advanced_caching: bool = True,
+) -> Decoded:
+    """The node HaloVAEDecodeTiled; its stock method is the host's tiled decode."""
+    settings = DecodeSettings(
+        method=cast(Method, method), precision_mode=cast(PrecisionMode, precision_mode),
+        tile_size=tile_size, overlap=overlap, chunk_frames=temporal_size,
+        batch_optimization=batch_optimization, memory_prefetching=memory_prefetching,
+        adaptive_precision=adaptive_precision, tensor_layout_optimization=tensor_layout_optimization,
+        advanced_caching=advanced_caching,
+    )  # fmt: skip
+    tiled = TiledOptions(
+        tile_size=tile_size, overlap=overlap, temporal_size=temporal_size, temporal_overlap=temporal_overlap
+    )
+    return session.decode(samples, vae, settings, tiled)
+
+
+def show_stats(session: Session, stats: DecodeRecord) -> str:
+    """The node HaloVAEStats. ValueError for a value that is no record."""
+    if not isinstance(stats, DecodeRecord):
+        raise ValueError(f"stats is a {type(stats).__name__}; connect the STATS output of a Halo VAE decode node")
+    return render_record(stats)
+
+
+def monitor(session: Session, vae: Any = None, samples: Mapping[str, Any] | None = None) -> str:
+    """The node HaloVAEMonitor."""
+    return render_monitor(session, vae, samples)

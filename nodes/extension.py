@@ -1,0 +1,104 @@
+"""The node classes that ComfyUI registers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from . import actions, specs
+from .comfy_host import ComfyExtension, ComfyHost, io, panel, schema_of
+from .session import Decoded, Session
+
+log = logging.getLogger("halo_vae")
+_SESSION: list[Session] = []
+
+
+def session() -> Session:
+    """The process's one session, made when it is first needed."""
+    if not _SESSION:
+        _SESSION.append(Session(ComfyHost()))
+    return _SESSION[0]
+
+
+class HaloVAEDecode(io.ComfyNode):  # type: ignore[misc]
+    """See specs.DECODE."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets and widgets."""
+        return schema_of(specs.DECODE)
+
+    @classmethod
+    def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
+        """Pictures and record; widgets left out have their defaults."""
+        return _decoded(actions.decode(session(), samples, vae, **widgets))
+
+
+class HaloVAEDecodeTiled(io.ComfyNode):  # type: ignore[misc]
+    """See specs.DECODE_TILED."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets and widgets."""
+        return schema_of(specs.DECODE_TILED)
+
+    @classmethod
+    def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
+        """Pictures and record; widgets left out have their defaults."""
+        return _decoded(actions.decode_tiled(session(), samples, vae, **widgets))
+
+
+class HaloVAEStats(io.ComfyNode):  # type: ignore[misc]
+    """See specs.STATS_VIEW."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets."""
+        return schema_of(specs.STATS_VIEW)
+
+    @classmethod
+    def execute(cls, stats: Any) -> Any:
+        """The record as text."""
+        text = actions.show_stats(session(), stats)
+        return panel(text, text=text)
+
+
+class HaloVAEMonitor(io.ComfyNode):  # type: ignore[misc]
+    """See specs.MONITOR."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets."""
+        return schema_of(specs.MONITOR)
+
+    @classmethod
+    def fingerprint_inputs(cls, **inputs: Any) -> float:
+        """Never the same twice: what it shows changes by itself."""
+        return float("nan")
+
+    @classmethod
+    def execute(cls, vae: Any = None, samples: Any = None) -> Any:
+        """The panel as text."""
+        text = actions.monitor(session(), vae, samples)
+        return panel(text, text=text)
+
+
+NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEStats, HaloVAEMonitor)
+
+
+class HaloVAEExtension(ComfyExtension):  # type: ignore[misc]
+    """What ComfyUI asks for our nodes."""
+
+    async def get_node_list(self) -> list[Any]:
+        """Every node."""
+        return list(NODES)
+
+
+def extension(version: str) -> HaloVAEExtension:
+    """The extension; says in the log that it is there."""
+    log.info("Halo VAE %s: %d nodes in %s", version, len(NODES), ComfyHost().name)
+    return HaloVAEExtension()
+
+
+def _decoded(done: Decoded) -> Any:
+    return panel(done.images, done.record, text=actions.show_stats(session(), done.record))

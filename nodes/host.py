@@ -1,0 +1,54 @@
+"""What the nodes ask of the program they run in. One file implements it for ComfyUI; tests have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+
+from ..optim.weights import WeightSource
+
+ShowProgress = Callable[[int, int], None]
+"""Takes work done and work in all."""
+
+
+class Host(Protocol):
+    """The running host. A `vae` is its own VAE object, which nobody else looks into."""
+
+    @property
+    def name(self) -> str:
+        """The host and its version."""
+
+    @property
+    def cancel_types(self) -> tuple[type[BaseException], ...]:
+        """What `check_interrupt` raises."""
+
+    def weights(self, vae: Any) -> WeightSource:
+        """The VAE's weights as the host would compute with them: offloaded, patched or 8-bit ones included."""
+
+    def patch_id(self, vae: Any) -> Hashable:
+        """Changes whenever the VAE's weights are patched anew."""
+
+    def load(self, vae: Any, needed_bytes: int) -> None:
+        """Bring the VAE onto its device, with that much room left beside its weights."""
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        """Memory the device can give now; None where the host cannot tell."""
+
+    def total_bytes(self, device: torch.device) -> int | None:
+        """Memory the device could give if the host unloaded everything; None where the host cannot tell."""
+
+    def output_dtype(self, vae: Any) -> torch.dtype:
+        """Dtype the host wants pictures in."""
+
+    def check_interrupt(self) -> None:
+        """Raise one of `cancel_types` if the user asked to stop."""
+
+    def progress_bar(self, total: int) -> ShowProgress:
+        """A new progress bar of the node that runs now."""
+
+    def lend(
+        self, held_bytes: Callable[[], int], device: Callable[[], torch.device], release: Callable[[], None]
+    ) -> None:
+        """Count `held_bytes()` on `device()` as memory in use, and call `release` when the host needs room."""

@@ -1,0 +1,175 @@
+"""What lives as long as the host's process: one engine, one collector, the decoders, and the way through a decode."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..optim.decode import Decoder, Engine
+from ..optim.device import DeviceProfile, describe_device
+from ..optim.events import PlanSummary
+from ..optim.opaque import OpaqueDecoder, dtype_name
+from ..optim.settings import DecodeSettings
+from ..profiling.collector import CANCEL_TYPES, Collector
+from ..profiling.parts import Identity
+from ..profiling.record import DecodeRecord, Level
+from ..profiling.recorded import identity_of, record_call
+from ..profiling.run import Run
+from ..profiling.store import HistoryStore, StoreError
+from .decode_latent import decode_latent
+from .decoders import Decoders
+from .host import Host
+from .latents import latent_of
+from .observer import HostObserver
+from .stock import TiledOptions
+from .vae import describe_vae
+
+log = logging.getLogger("halo_vae")
+PROFILE_VARIABLE = "HALO_VAE_PROFILE"
+_LEVELS: dict[str, Level] = {"off": "off", "summary": "summary", "per_op": "per_op"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """A picture and what it cost."""
+
+    images: Tensor
+    """[B * frames, H, W, C]."""
+    record: DecodeRecord
+
+
+class HostEngine(Engine):
+    """An engine that plans for the memory the host can give."""
+
+    def __init__(self, host: Host) -> None:
+        """With an empty pool."""
+        super().__init__()
+        self._host = host
+
+    def profile_for(self, decoder: Decoder) -> DeviceProfile:
+        """The device, with a budget no larger than what the host could free on it."""
+        return self.profile_of(decoder.device)
+
+    def profile_of(self, device: torch.device) -> DeviceProfile:
+        """As `profile_for`, by device."""
+        profile = describe_device(device)
+        total = self._host.total_bytes(device)
+        if total is None:
+            return profile
+        known = total if profile.budget_bytes is None else min(total, profile.budget_bytes)
+        return replace(profile, budget_bytes=known)
+
+
+class Session:
+    """Decodes for the nodes. One per process, as there is one pool and one history."""
+
+    def __init__(
+        self, host: Host, *, level: Level | None = None, store: HistoryStore | None = None, keep_history: bool = True
+    ) -> None:
+        """`level` None asks the environment; `store` None is the user's own history."""
+        self.host = host
+        self.engine = HostEngine(host)
+        self.decoders = Decoders(host)
+        self.collector = Collector(
+            read_level(os.environ) if level is None else level, cancel_types=(*CANCEL_TYPES, *host.cancel_types)
+        )
+        self.store = (store or _user_history()) if keep_history else None
+        self._device = torch.device("cpu")
+        host.lend(self.held_bytes, lambda: self._device, self.release)
+
+    def held_bytes(self) -> int:
+        """Bytes kept between decodes: the pool and repacked weights."""
+        return self.engine.pool.held_bytes + self.decoders.packed_bytes
+
+    def release(self) -> None:
+        """Give back everything kept between decodes."""
+        self.engine.pool.clear()
+        self.decoders.clear_packed()
+
+    def decode(
+        self, samples: Mapping[str, Any], vae: Any, settings: DecodeSettings, tiled: TiledOptions | None = None
+    ) -> Decoded:
+        """Decode and record. VaeError or LatentError where there is nothing to decode; the method's errors as they are.
+
+        `tiled` is for the stock method: the host's tiled decode instead of its plain one.
+        """
+        opaque, latent = describe_vae(vae), latent_of(samples)
+        self._device = opaque.device
+
+        def call(run: Run) -> Tensor:
+            return self._call(run, samples, vae, opaque, settings, tiled)
+
+        self.engine.pool.reset_high_water()
+        forward = HostObserver(self.host, lambda plan: self._load(vae, opaque, plan))
+        with torch.no_grad():
+            images, record = record_call(
+                call, _identity_of_opaque(opaque), latent, settings,
+                collector=self.collector, pool=self.engine.pool, forward=forward, store=self.store,
+            )  # fmt: skip
+        return Decoded(images=images, record=record)
+
+    def _call(
+        self,
+        run: Run,
+        samples: Mapping[str, Any],
+        vae: Any,
+        opaque: OpaqueDecoder,
+        settings: DecodeSettings,
+        tiled: TiledOptions | None,
+    ) -> Tensor:
+        decoder: Decoder | None = None
+        reason: str | None = None
+        if settings.method in ("auto", "exact"):
+            run.mark("lower")
+            opened = self.decoders.of(vae, run, keep=settings.advanced_caching)
+            decoder, reason = opened.decoder, opened.reason
+            if decoder is not None:
+                run.identify(identity_of(decoder))
+        return decode_latent(
+            samples, vae, settings, decoder=decoder, no_decoder=reason, engine=self.engine, observer=run,
+            profile=self.engine.profile_of(opaque.device), out_dtype=self.host.output_dtype(vae), tiled=tiled,
+        )  # fmt: skip
+
+    def _load(self, vae: Any, opaque: OpaqueDecoder, plan: PlanSummary) -> None:
+        """Have the host make room for what this plan takes beyond what the pool already holds."""
+        self.host.load(vae, needed_bytes(plan, self.engine.pool.held_bytes, opaque.device, vae))
+
+
+def needed_bytes(plan: PlanSummary, held_bytes: int, device: torch.device, vae: Any) -> int:
+    """Bytes a plan will take on the VAE's device: its true peak, less what is held already or lies elsewhere."""
+    predicted = plan.predicted
+    elsewhere = torch.device(getattr(vae, "output_device", "cpu")).type != device.type
+    output = 0 if elsewhere else predicted.output
+    return max(0, predicted.pool - held_bytes) + predicted.scratch + predicted.packed + output
+
+
+def read_level(environ: Mapping[str, str]) -> Level:
+    """The profile level that the environment asks for; `summary` unless it does."""
+    asked = environ.get(PROFILE_VARIABLE, "summary").strip().lower()
+    if asked not in _LEVELS:
+        log.warning("%s is %r; it may be off, summary or per_op. Using summary.", PROFILE_VARIABLE, asked)
+    return _LEVELS.get(asked, "summary")
+
+
+def _identity_of_opaque(opaque: OpaqueDecoder) -> Identity:
+    return Identity(
+        vae_hash=opaque.content_hash,
+        family=opaque.name,
+        loaded_dtype=dtype_name(opaque.dtype),
+        device=str(opaque.device),
+    )
+
+
+def _user_history() -> HistoryStore | None:
+    """The user's own history; None, with a line in the log, where there is no place for one."""
+    try:
+        return HistoryStore()
+    except StoreError as error:
+        log.warning("decodes are not added to a history: %s", error)
+        return None

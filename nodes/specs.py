@@ -1,0 +1,199 @@
+"""The nodes as data: ids, sockets and widgets, in the order in which workflows store their values.
+
+Ids and the order of what is here never change; new widgets go to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..optim.settings import Method, PrecisionMode
+
+STATS = "HALO_VAE_STATS"
+"""Socket type of a decode's record."""
+CATEGORY = "Halo VAE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An input that only a link can feed."""
+
+    id: str
+    type: str
+    tooltip: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widget:
+    """An input with a widget."""
+
+    id: str
+    kind: Literal["int", "bool", "choice"]
+    default: int | bool | str
+    tooltip: str
+    minimum: int | None = None
+    maximum: int | None = None
+    step: int | None = None
+    options: tuple[str, ...] = ()
+    advanced: bool = True
+    """Hidden until asked for, where the host can hide widgets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Socket:
+    """An output."""
+
+    id: str
+    type: str
+    tooltip: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One node as the host shows it."""
+
+    id: str
+    title: str
+    description: str
+    links: tuple[Link, ...]
+    widgets: tuple[Widget, ...]
+    outputs: tuple[Socket, ...]
+    aliases: tuple[str, ...] = ()
+    """Other words to find it by."""
+    is_output: bool = False
+    """True where it runs even if nothing hangs on its outputs."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Widget values of a fresh node."""
+        return {w.id: w.default for w in self.widgets}
+
+
+_SAMPLES = Link(id="samples", type="LATENT", tooltip="The latent to decode.")
+_VAE = Link(id="vae", type="VAE", tooltip="The VAE of the model that made the latent.")
+_IMAGE = Socket(id="IMAGE", type="IMAGE", tooltip="The decoded pictures, video frames one after another.")
+_STATS_OUT = Socket(id="STATS", type=STATS, tooltip="What the decode did and cost, for VAE Decode Stats (Halo).")
+_TEXT = Socket(id="text", type="STRING", tooltip="The panel as text.")
+
+_CHOICES = (
+    Widget(
+        id="method",
+        kind="choice",
+        default="auto",
+        options=get_args(Method),
+        advanced=False,
+        tooltip="exact equals the untiled decode within rounding and needs a known decoder; blended feathers "
+        "tiles of any VAE and is approximate; stock is ComfyUI's own; auto is exact where it can be, else blended.",
+    ),
+    Widget(
+        id="precision_mode",
+        kind="choice",
+        default="auto",
+        options=get_args(PrecisionMode),
+        advanced=False,
+        tooltip="Arithmetic of the convolutions. auto keeps the VAE's own dtype for small pictures and narrows for "
+        "large ones where the device is faster for it; mixed narrows the convolutions alone.",
+    ),
+)
+_SWITCHES = (
+    Widget(
+        id="batch_optimization", kind="bool", default=True,
+        tooltip="Decode several pictures in one pass where that pays.",
+    ),
+    Widget(
+        id="memory_prefetching", kind="bool", default=True,
+        tooltip="Prepare the next pass's latent while this one computes.",
+    ),
+    Widget(
+        id="adaptive_precision", kind="bool", default=True,
+        tooltip="Compute again in a wider dtype what came out as NaN or infinite; off: stop with an error instead.",
+    ),
+    Widget(
+        id="tensor_layout_optimization", kind="bool", default=True,
+        tooltip="Use the memory layout in which this device is fastest; off: contiguous.",
+    ),
+    Widget(
+        id="advanced_caching", kind="bool", default=True,
+        tooltip="Keep programs, plans and repacked weights for the next decode; off: make them anew, and hold less.",
+    ),
+)  # fmt: skip
+
+DECODE = NodeSpec(
+    id="HaloVAEDecode",
+    title="VAE Decode (Halo)",
+    description="Decodes latents in tiles, equal to an untiled decode; planned before it runs, measured while it does.",
+    links=(_SAMPLES, _VAE),
+    widgets=(
+        *_CHOICES,
+        Widget(
+            id="tile_size", kind="int", default=768, minimum=0, maximum=16384, step=32,
+            tooltip="Most pixels of the picture along an edge of a tile; 0 leaves it to the planner.",
+        ),
+        Widget(
+            id="overlap", kind="int", default=96, minimum=0, maximum=8192, step=32,
+            tooltip="Pixels of the picture that neighbouring tiles share; the blended method only. At most a third of "
+            "a tile is used.",
+        ),
+        *_SWITCHES,
+    ),
+    outputs=(_IMAGE, _STATS_OUT),
+    aliases=("vae decode", "decode latent", "latent to image", "halo"),
+)  # fmt: skip
+
+DECODE_TILED = NodeSpec(
+    id="HaloVAEDecodeTiled",
+    title="VAE Decode Tiled (Halo)",
+    description="Takes the place of VAE Decode (Tiled): the same widgets, and no seams where the decoder is known.",
+    links=(_SAMPLES, _VAE),
+    widgets=(
+        Widget(
+            id="tile_size", kind="int", default=512, minimum=64, maximum=4096, step=32,
+            tooltip="Most pixels of the picture along an edge of a tile.",
+        ),
+        Widget(
+            id="overlap", kind="int", default=64, minimum=0, maximum=4096, step=32,
+            tooltip="Pixels of the picture that neighbouring tiles share; the blended and stock methods only.",
+        ),
+        Widget(
+            id="temporal_size", kind="int", default=64, minimum=8, maximum=4096, step=4,
+            tooltip="Frames of a video decoded at a time; the stock method only, for now.",
+        ),
+        Widget(
+            id="temporal_overlap", kind="int", default=8, minimum=4, maximum=4096, step=4,
+            tooltip="Frames that neighbouring parts of a video share; the stock method only, for now.",
+        ),
+        *_CHOICES,
+        *_SWITCHES,
+    ),
+    outputs=(_IMAGE, _STATS_OUT),
+    aliases=("vae decode tiled", "tiled decode", "low memory decode", "halo"),
+)  # fmt: skip
+
+STATS_VIEW = NodeSpec(
+    id="HaloVAEStats",
+    title="VAE Decode Stats (Halo)",
+    description="Shows what a decode did and cost.",
+    links=(Link(id="stats", type=STATS, tooltip="The STATS output of a Halo VAE decode node."),),
+    widgets=(),
+    outputs=(_TEXT,),
+    aliases=("vae stats", "decode statistics", "halo"),
+    is_output=True,
+)
+
+MONITOR = NodeSpec(
+    id="HaloVAEMonitor",
+    title="VAE Monitor (Halo)",
+    description="Shows the device, what a VAE is taken for, what method auto would choose and why, and advice from the "
+    "history of decodes. Decodes nothing.",
+    links=(
+        Link(id="vae", type="VAE", tooltip="The VAE to look at.", optional=True),
+        Link(id="samples", type="LATENT", tooltip="A latent of the size to plan for.", optional=True),
+    ),
+    widgets=(),
+    outputs=(_TEXT,),
+    aliases=("vae info", "vae monitor", "halo"),
+    is_output=True,
+)
+
+SPECS = (DECODE, DECODE_TILED, STATS_VIEW, MONITOR)
