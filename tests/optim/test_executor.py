@@ -215,6 +215,22 @@ def test_a_retry_never_moves_progress_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert max_diff(raw, expected) <= tolerance("bf16", expected)
 
 
+def test_work_done_twice_counts_once() -> None:
+    class AtOps(Recorder):
+        def op_done(self, report: Any) -> None:
+            super().op_done(report)
+            shown.append(self.steps[-1][0])
+
+    shown: list[int] = []
+    heard, decoder, z = AtOps(), hot_decoder(HOT), latent(1, 4, 6, 5)
+    Engine(profile=PROFILE).decode(decoder, z, settings(precision_mode="fp16"), observer=heard)
+    assert len(heard.redone) == 1
+    total, done = heard.plan.macs, 0
+    for report, at in zip(heard.ops, shown, strict=True):
+        done += report.macs
+        assert abs(at - 1000 * done / total) <= 2, report.name
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "at the end of a pass"])
 def test_every_op_of_a_large_decoder_may_fail_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if late:

@@ -107,6 +107,9 @@ def test_nothing_is_kept_where_caching_is_off() -> None:
         packed.conv(OP, fold=True, layout="contiguous", **how(torch.float32, heard, keep=False))
     assert heard.lookups == [("packed", False)] * 2
     assert packed.nbytes == 0
+    packed.conv(OP, fold=True, layout="contiguous", **how(torch.float32, heard))
+    packed.conv(OP, fold=True, layout="contiguous", **how(torch.float32, heard, keep=False))
+    assert heard.lookups[-1] == ("packed", False)  # nor used
 
 
 def test_kept_weights_are_ordinary_tensors_even_if_made_in_inference_mode() -> None:

@@ -166,6 +166,7 @@ def test_a_plan_counts_itself() -> None:
     assert plan.summary.macs == sum(s.macs for p in plan.passes for s in p.steps)
     assert plan.summary.tile_grid == (3, 3)
     assert plan.prefetch
+    assert not plan_of(SD, (3, 4, 20, 24), settings()).prefetch  # one pass: nothing to prepare
     assert (plan.summary.method, plan.summary.approximate, plan.summary.overlap_px) == ("exact", False, 0)
     assert [s.index for s in plan.ops] == list(range(len(plan.ops)))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from halo_vae.optim.decode import Engine
+from halo_vae.optim import executor
+from halo_vae.optim.decode import Decoder, Engine
 from halo_vae.optim.errors import DecodeCancelled
 from halo_vae.optim.pool import GRAIN, MemoryPool, slab_bytes
 from halo_vae.optim.store import keep_raw
@@ -17,6 +19,7 @@ from halo_vae.tests.optim.helpers import (
     FailAfter,
     Recorder,
     decode_raw,
+    golden_decoder,
     latent,
     max_diff,
     profile,
@@ -193,6 +196,7 @@ def test_the_promised_bytes_are_what_was_leased(plan: str, shape: tuple[int, ...
     _, heard = decode_raw(engine, small_decoder(), latent(*shape), plan=plan, tile_size=32)
     promised = heard.plan.predicted.pool
     assert engine.pool.high_water_bytes == promised == sum(source.asked)
+    assert heard.plan.predicted.output == shape[0] * 3 * shape[2] * shape[3] * 4 * 4
     engine.pool.reset_high_water()
     assert engine.pool.high_water_bytes == 0
 
@@ -215,6 +219,29 @@ def test_every_request_lies_inside_the_lease(monkeypatch: pytest.MonkeyPatch) ->
     decode_raw(engine, small_decoder(), latent(1, 4, 3, 3))
     assert len(taken) > 30
     assert all(offset + nbytes <= leased for offset, nbytes, leased in taken)
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16", "mixed"])
+@pytest.mark.parametrize("convolution", ["direct", "winograd"])
+@pytest.mark.parametrize("make", [small_decoder, lambda: golden_decoder("hunyuan_image")], ids=["kl", "hunyuan"])
+def test_every_buffer_was_planned_large_enough(
+    make: Callable[[], Decoder], plan: str, mode: str, convolution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only an op that is redone may ask for memory besides the plan's."""
+    real, asked = executor.PassRunner.buffer, []
+
+    def buffer(self: executor.PassRunner, key: str, nbytes: int) -> Tensor:
+        asked.append(key)
+        assert nbytes <= self.a_pass.buffer_bytes[key], key
+        return real(self, key, nbytes)
+
+    monkeypatch.setattr(executor.PassRunner, "buffer", buffer)
+    decoder = make()
+    z = latent(2, decoder.program.latent_channels, 5, 6)
+    engine = Engine(profile=profile(convolution=convolution, tile_bytes=200_000))
+    decode_raw(engine, decoder, z, plan=plan, precision_mode=mode, tile_size=0)
+    assert {key.rstrip("0123456789") for key in asked} >= {"value", "stage", "keys", "vals"}
 
 
 def test_a_picture_never_changes_and_shares_nothing_with_the_pool() -> None:
