@@ -66,7 +66,8 @@ class MemoryPool:
     @property
     def held_bytes(self) -> int:
         """Bytes kept for later."""
-        return sum(memory.numel() for slabs in self._kept.values() for memory, _ in slabs)
+        # over copies: another thread may be decoding, and its lock is held to the end
+        return sum(memory.numel() for slabs in list(self._kept.values()) for memory, _ in list(slabs))
 
     def reset_high_water(self) -> None:
         """Start measuring the peak anew."""

@@ -123,6 +123,30 @@ def test_a_failed_allocation_leaves_an_empty_pool_that_works() -> None:
         pass
 
 
+def test_a_decode_survives_a_memory_error_that_says_nothing() -> None:
+    source, refused = Source(), []
+
+    def refuse_once(nbytes: int, device: torch.device) -> Tensor:
+        if not refused:
+            refused.append(nbytes)
+            raise MemoryError
+        return source(nbytes, device)
+
+    decoder, z = small_decoder(), latent(1, 4, 6, 5)
+    raw, heard = decode_raw(Engine(profile=PROFILE, pool=MemoryPool(refuse_once)), decoder, z)
+    assert [(f.kind, f.reason) for f in heard.fallbacks] == [("out_of_memory", "MemoryError")]
+    assert max_diff(raw, reference(decoder, z)) <= 1e-4
+
+
+def test_what_is_held_can_be_asked_during_a_decode() -> None:
+    pool, asked = MemoryPool(Source()), []
+    with pool.lease(MIB, CPU, 100 * MIB):
+        thread = threading.Thread(target=lambda: asked.append(pool.held_bytes))
+        thread.start()
+        thread.join(10)
+    assert asked == [0]
+
+
 def test_a_request_is_a_hit_only_where_memory_was_used_before() -> None:
     pool = MemoryPool(Source())
     with pool.lease(4 * MIB, CPU, 100 * MIB) as slab:
