@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from .events import ConvShape
 from .kernels import upsample, winograd
+from .moments import BAND_ELEMENTS
 from .plan import DtypePlan, Layout, OpPlan
-from .program import Attention, Conv, Program, Size, value_size
+from .program import Attention, Conv, Program, Size, norm_groups, value_size
 from .tiling import Tile
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+COLUMN_MOMENT_BYTES = 32
+"""Statistics of a float32 tile come per column and channel first, in float32 and then in float64."""
 WIDEN_BYTES = 4 << 20
 """Staging in a 16-bit dtype goes through float32 rows of at most this size, so that they stay in the CPU's caches."""
 
@@ -51,11 +54,21 @@ def winograd_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
     return products * op.in_channels * op.out_channels
 
 
-def winograd_buffers(op: Conv, fold: bool, tile: Tile) -> tuple[int, int]:
-    """Bytes of (transformed filter, scratch of one block)."""
+def winograd_buffers(op: Conv, fold: bool, tile: Tile) -> tuple[int, int, int]:
+    """Bytes of (transformed filter, scratch of one block, result)."""
     kernel = upsample if fold else winograd
     scratch = kernel.scratch_elements(op.in_channels, op.out_channels, tile.rows.size, tile.cols.size)
-    return kernel.filter_elements(op.in_channels, op.out_channels) * 4, scratch * 4
+    result = tile.images.size * op.out_channels * tile.rows.size * tile.cols.size * (4 if fold else 1)
+    return kernel.filter_elements(op.in_channels, op.out_channels) * 4, scratch * 4, result * 4
+
+
+def phase_bytes(step: OpPlan, op: Conv) -> int:
+    """Bytes in which the four phases of one tile's result are brought together; 0 where it has none."""
+    if not step.folded and op.depth_to_space == 1:
+        return 0
+    tile = step.grid.tiles()[0]
+    channels = conv_out_channels(op, step.folded)
+    return tile.images.size * tile.rows.size * tile.cols.size * channels * ITEMSIZE[step.dtype]
 
 
 def conv_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
@@ -94,23 +107,46 @@ def step_scratch(
     if not isinstance(step.op, Conv):
         _, h, w = value_size(program, step.op.output, latent)
         return step.grid.n_images * program.values[step.op.output].channels * h * w * 4
-    op, tile = step.op, step.grid.tiles()[0]
+    return _conv_scratch(step, step.op, dtypes, program, cached)
+
+
+def _conv_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, cached: bool) -> int:
+    """Its result, with the kernel's copies of the weights while it runs, or with what finishing makes after it."""
+    tile, item = step.grid.tiles()[0], ITEMSIZE[step.dtype]
     b, c, h, w = conv_result_shape(op, step.folded, tile)
-    item = ITEMSIZE[step.dtype]
-    doubled = step.fold and not step.folded
-    result = b * c * h * w * item * (4 if doubled else 1)
-    total = result * (2 if step.folded or op.depth_to_space == 2 else 1)  # phases are brought together in a copy
-    if step.dtype != "float32":
-        total += result  # statistics of 16-bit maps come with a normalised copy
-    if step.dtype != dtypes.stream or program.output == op.output:
-        total += b * op.out_channels * h * w * 4 * (4 if step.fold else 1)  # the sum or the picture, in float32
-    if step.partner is not None:
-        total += b * step.partner.out_channels * tile.rows.size * tile.cols.size * item
-    if not needs_staging(op, dtypes) and op.inputs[0] != 0:
-        total += b * op.in_channels * tile.rows.size * tile.cols.size * item  # a strided slice is made dense
-    # the backend's own re-ordered copy
+    # a winograd kernel writes into the pool and reads its filter from there
+    result = b * c * h * w * item if step.backend == "torch" else 0
     weights = weight_bytes(op, step.folded, step.dtype) if step.backend == "torch" else 0
-    return total + weights * (1 if cached else 2)
+    # freed results of other sizes stay resident between what is allocated next
+    kept = result if op.halo else 0
+    # the weight in the map's layout, unless it is packed so or has no extent, and then in the kernel's own order
+    copies = 2 if op.halo and not step.folded else 1
+    kernel = weights * (copies + (0 if cached else 1))
+    if not needs_staging(op, dtypes) and op.inputs[0] != 0:
+        kernel += b * op.in_channels * tile.rows.size * tile.cols.size * item  # a strided slice is made dense
+    after = [kernel, _finish_scratch(step, op, dtypes, program)]
+    if step.partner is not None:
+        beside = b * step.partner.out_channels * tile.rows.size * tile.cols.size * item
+        after.append(beside + weight_bytes(step.partner, False, step.dtype))
+        after.append(beside + _finish_scratch(step, step.partner, dtypes, program))
+    return result + kept + max(after)
+
+
+def _finish_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program) -> int:
+    """Bytes that finishing a tile takes beside the kernel's result."""
+    tile = step.grid.tiles()[0]
+    grow = (2 if step.fold and op is step.op else 1) * op.depth_to_space
+    channels = op.out_channels // op.depth_to_space**2
+    rows, columns = tile.rows.size * grow, tile.cols.size * grow
+    elements = tile.images.size * channels * rows * columns
+    wide = elements * 4 if step.dtype != dtypes.stream or program.output == op.output else 0  # the sum, or the picture
+    if op.output not in norm_groups(program):
+        moments = 0
+    elif dtypes.stream == "float32":
+        moments = columns * channels * COLUMN_MOMENT_BYTES
+    else:
+        moments = min(elements, BAND_ELEMENTS) * ITEMSIZE[dtypes.stream]  # a normalised copy comes with them
+    return wide + moments
 
 
 def _attention_scratch(step: OpPlan, latent: Size, program: Program, attention: str) -> int:

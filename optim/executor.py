@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .costs import winograd_buffers
+from .conv_step import ConvStep
 from .errors import NonFiniteError
-from .events import ConvShape, DecodeObserver, Fallback, OpReport
+from .events import DecodeObserver, Fallback, OpReport
+from .heap import trim_heap
 from .kernels import torch_kernels as kernels
-from .kernels import upsample, winograd
 from .kernels.attention import run_attention
 from .moments import Moments, tile_moments
 from .packing import DTYPES, PackedWeights
 from .plan import OpPlan, PassPlan, Plan
 from .pool import Slab
 from .program import Conv, Pointwise, Rearrange, norm_groups
-from .staging import Stager
-from .store import ImageSink, expand, interleave, pixels_of, reduce_finite
-from .tiling import Tile, largest_divisor
+from .store import ImageSink, expand, pixels_of, reduce_finite
+from .tiling import largest_divisor
 
 
 class RestartDecode(Exception):  # noqa: N818 (a signal, not an error)
@@ -103,7 +102,11 @@ class PassRunner:
         """Run every step. RestartDecode, NonFiniteError, or whatever the observer raises."""
         n_steps = len(self.a_pass.steps)
         self._prepare_latent_moments()
+        level = None
         for step in self.a_pass.steps:
+            before, level = level, (self.program.values[step.op.output].scale, step.fold)
+            if level != before and self.context.device.type == "cpu":
+                trim_heap()  # results had other sizes until now, and their freed memory fits nothing that follows
             self.context.observer.op_started(step.index, n_steps, step.name, step.n_tiles)
             done = self._run_guarded(step)
             self.context.observer.op_done(self._report(done))
@@ -210,7 +213,7 @@ class PassRunner:
         if step.kind == "attention":
             run_attention(self, step)
         elif isinstance(step.op, Conv):
-            self._run_conv(step, step.op)
+            ConvStep(self, step, step.op).run()
         else:
             self._run_latent_op(step)
 
@@ -248,97 +251,6 @@ class PassRunner:
         whole = step.grid.tiles()[0]
         self.store(op.output, y, whole.images.start, 0, 0)
         context.progress.add(step.macs)
-
-    def _run_conv(self, step: OpPlan, op: Conv) -> None:
-        context, observer = self.context, self.context.observer
-        observer.mark("load")
-        dtype, keep = DTYPES[step.dtype], context.plan.cache_weights
-        how = {
-            "dtype": dtype,
-            "device": context.device,
-            "layout": context.plan.layout,
-            "keep": keep,
-            "observer": observer,
-        }
-        weight, bias = context.packed.conv(op, fold=step.folded, **how)  # type: ignore[arg-type]
-        partner = context.packed.conv(step.partner, fold=False, **how) if step.partner else None  # type: ignore[arg-type]
-        stager = Stager(self, step, op)
-        tiles = step.grid.tiles()
-        macs = step.macs // len(tiles)
-        convolve = self._convolver(step, op, weight, bias)
-        for i, tile in enumerate(tiles):
-            x = stager.shape(tile)
-            observer.tile_started(i, len(tiles), x, step.dtype)
-            observer.mark("stage")
-            staged = stager.stage(tile)
-            observer.mark("compute")
-            observer.conv_requested(
-                ConvShape(
-                    input=tuple(staged.shape), weight=tuple(weight.shape), dtype=step.dtype, layout=context.plan.layout
-                )
-            )
-            y = convolve(staged)
-            if partner is not None and step.partner is not None:
-                beside = self._shortcut(step.partner, tile, partner, step.dtype)
-                observer.mark("stitch")
-                self._finish(step.partner, tile, beside, fold=False, folded=False)
-            observer.mark("stitch")
-            self._finish(op, tile, y, fold=step.fold, folded=step.folded)
-            context.progress.add(macs)
-
-    def _convolver(self, step: OpPlan, op: Conv, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The convolution of one staged tile by the step's backend."""
-        if step.backend == "torch":
-            return lambda x: kernels.convolve(x, weight, bias)
-        kernel = upsample if step.fold else winograd
-        sizes = winograd_buffers(op, step.fold, step.grid.tiles()[0])
-        memory = [self.buffer(f"{n}{step.index}", size) for n, size in zip(("filter", "block"), sizes, strict=True)]
-        scratch = memory[1].view(torch.float32)
-        filters = kernel.transform_filter(weight, memory[0].view(torch.float32))
-        return lambda x: kernel.convolve(x, filters, bias, scratch)
-
-    def _shortcut(self, op: Conv, tile: Tile, weights: tuple[Tensor, Tensor | None], dtype: str) -> Tensor:
-        """The 1x1 convolution of the raw input under a strip."""
-        src = self.value(op.inputs[0])[tile.images.start : tile.images.stop, :, tile.rows.start : tile.rows.stop]
-        src = src.to(DTYPES[dtype])
-        shape = ConvShape(
-            input=tuple(src.shape), weight=tuple(weights[0].shape), dtype=dtype, layout=self.context.plan.layout
-        )
-        self.context.observer.conv_requested(shape)
-        return kernels.convolve(src, *weights)
-
-    def _finish(self, op: Conv, tile: Tile, y: Tensor, *, fold: bool, folded: bool) -> None:
-        """Residual, activation, depth-to-space, and into the value's home or the picture.
-
-        `fold`: the result has twice the tile's resolution; `folded`: it still lies in four phases.
-        """
-        rows, cols = tile.new_rows, tile.new_cols
-        if not tile.is_whole_new:
-            grow = 2 if fold and not folded else 1
-            y = y[:, :, (rows.start - tile.rows.start) * grow :, (cols.start - tile.cols.start) * grow :]
-        if folded:
-            y = interleave(y, rows.size, cols.size, shifted=True)
-        if op.residual is not None:
-            y = self._add_residual(op, tile, y)
-        y = kernels.activate_(y, op.post_act)
-        if op.depth_to_space == 2:
-            y = interleave(y, rows.size, cols.size, shifted=False)
-        if op.gain != 1.0 or op.offset != 0.0:
-            y = y.mul_(op.gain).add_(op.offset)
-        grow = op.depth_to_space * (2 if fold else 1)
-        self.store(op.output, y, tile.images.start, rows.start * grow, cols.start * grow)
-
-    def _add_residual(self, op: Conv, tile: Tile, y: Tensor) -> Tensor:
-        assert op.residual is not None
-        images, rows, cols = tile.images, tile.new_rows, tile.new_cols
-        res = self.value(op.residual)[images.start : images.stop, :, rows.start : rows.stop, cols.start : cols.stop]
-        if op.residual_repeat > 1:
-            res = res.repeat_interleave(op.residual_repeat, 1)
-        # a wider stream takes the sum unrounded
-        if y.dtype == res.dtype:
-            return y.add_(res)
-        self.context.observer.converted(y.numel() * 4)
-        return y.float().add_(res)
 
     def store(self, v: int, y: Tensor, image: int, row: int, col: int) -> None:
         """Write a finished tile [m, C, h, w] at its place, and count it in the statistics that its reader needs."""

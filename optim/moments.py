@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .program import Norm
 
+BAND_ELEMENTS = 1 << 20
+
 
 class Moments:
     """Mean and squared deviation of groups of channels of [n, C, H, W], merged tile by tile.
@@ -49,6 +51,18 @@ def tile_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     if x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
         pairs = [_column_moments(x[i : i + 1], groups) for i in range(b)]
         return torch.cat([m for m, _ in pairs]), torch.cat([v for _, v in pairs])
+    # a normalised copy comes with these moments: in bands it stays small
+    step = max(1, BAND_ELEMENTS // (b * c * w))
+    bands = [_band_moments(x[:, :, top : top + step], groups) for top in range(0, h, step)]
+    share = torch.tensor([min(step, h - top) / h for top in range(0, h, step)], dtype=torch.float64, device=x.device)
+    means, variances = (torch.stack(parts).double() for parts in zip(*bands, strict=True))
+    share = share[:, None, None]
+    mean = (means * share).sum(0)
+    return mean, ((variances + (means - mean) ** 2) * share).sum(0)
+
+
+def _band_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    b, c, h, w = x.shape
     dense = x.contiguous(memory_format=_format_of(x))
     eps = 1e-12
     ones = torch.ones(c, dtype=torch.float32, device=x.device)

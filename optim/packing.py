@@ -116,7 +116,9 @@ class PackedWeights:
         # fold before narrowing, so that the sums are taken of the stored values
         with torch.inference_mode(False), torch.no_grad():
             made = self._source.get(name, torch.float32 if form == "folded" else dtype, device)
-            made = fold_nearest(made).to(dtype) if form == "folded" else made
+            made = (
+                fold_nearest(made).to(dtype).contiguous(memory_format=torch.channels_last) if form == "folded" else made
+            )
         observer.converted(made.numel() * made.element_size())
         if keep:
             with self._lock:

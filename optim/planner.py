@@ -14,6 +14,7 @@ from .costs import (
     conv_macs,
     conv_out_channels,
     needs_staging,
+    phase_bytes,
     staged_shape,
     step_bytes,
     step_scratch,
@@ -338,8 +339,12 @@ class _PassMaker:
             # float32 maps are normalised straight into the staging buffer
             if step.dtype != "float32" or self._dtypes.stream != "float32":
                 buffers.append(Buffer(key=f"rows{i}", nbytes=max(WIDEN_BYTES, b * c * w * 4), first=i, last=i))
+            if nbytes := phase_bytes(step, op):
+                buffers.append(Buffer(key=f"phases{i}", nbytes=nbytes, first=i, last=i))
             if step.backend == "winograd":
-                for name, nbytes in zip(("filter", "block"), winograd_buffers(op, step.fold, tile), strict=True):
+                for name, nbytes in zip(
+                    ("filter", "block", "result"), winograd_buffers(op, step.fold, tile), strict=True
+                ):
                     buffers.append(Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i))
             return buffers
         if isinstance(op, Attention):

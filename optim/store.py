@@ -50,15 +50,12 @@ def expand(x: Tensor, factor: int, order: BlockOrder) -> Tensor:
     return parts.reshape(b, c, h * factor, w * factor)
 
 
-def interleave(y: Tensor, h: int, w: int, *, shifted: bool) -> Tensor:
-    """Blocks [m, 4 C, h, w] as [m, C, 2 h, 2 w]: block i * 2 + j holds output rows 2 y + i and columns 2 x + j.
+def interleave(y: Tensor, h: int, w: int, *, shifted: bool, out: Tensor) -> Tensor:
+    """Blocks [m, 4 C, h, w] into out [m, C, 2 h, 2 w]: block i * 2 + j holds rows 2 y + i and columns 2 x + j.
 
     `shifted`: y is [m, 4 C, h + 1, w + 1], and block (i, j) starts at its row i and column j (a folded upsampling).
     """
-    m, c4, _, _ = y.shape
-    c = c4 // 4
-    like = torch.channels_last if y.stride(1) == 1 else torch.contiguous_format
-    out = torch.empty((m, c, 2 * h, 2 * w), dtype=y.dtype, device=y.device, memory_format=like)
+    c = out.shape[1]
     for phase in range(4):
         i, j = divmod(phase, 2)
         top, left = (i, j) if shifted else (0, 0)

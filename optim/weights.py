@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .errors import WeightsError
 
-_SAMPLE_BYTES = 4096
+_SAMPLE_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,12 @@ def hash_weights(specs: Mapping[str, TensorSpec], sample: Mapping[str, bytes]) -
 
 
 def sample_bytes(tensor: Tensor) -> bytes:
-    """The first and last few bytes of a tensor, as stored."""
+    """A few bytes from the front, the end and evenly between, as stored."""
     flat = tensor.detach().reshape(-1)
     n = max(1, _SAMPLE_BYTES // max(1, flat.element_size()))
-    part = torch.cat([flat[:n], flat[-n:]]) if flat.numel() > 2 * n else flat
-    return part.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    if flat.numel() > 3 * n:
+        flat = torch.cat([flat[:n], flat[:: flat.numel() // n][:n], flat[-n:]])
+    return flat.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
 class MappingWeights:

@@ -124,4 +124,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor, method: str) -> Tensor:
 
 def is_finite_sum(x: Tensor) -> Tensor:
     """Scalar bool tensor: no inf or NaN in x (their sum would not be finite)."""
-    return torch.isfinite(x.sum(dtype=torch.float32))
+    # bf16 has float32's range, and its sum is taken in float32 anyway, without a copy of x
+    return torch.isfinite(x.sum(dtype=None if x.dtype == torch.bfloat16 else torch.float32))

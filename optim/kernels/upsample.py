@@ -50,22 +50,21 @@ def scratch_elements(channels: int, out_channels: int, height: int, width: int) 
     return sum(math.prod(size) for size in _sizes(_block_rows(height, width), width, channels, out_channels))
 
 
-def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor) -> Tensor:
-    """x [B, C, h + 2, w + 2] (channels_last, one row and column of context) -> [B, K, 2 h, 2 w].
+def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> Tensor:
+    """x [B, C, h + 2, w + 2] (one row and column of context) -> out [B, K, 2 h, 2 w], both dense channels_last.
 
-    `filters` [9, K, C] from `transform_filter`, `scratch` flat float32 of `scratch_elements`. x is dense.
+    `filters` [9, K, C] from `transform_filter`, `scratch` flat float32 of `scratch_elements`.
     """
     b, c, hp, wp = x.shape
-    h, w, k = hp - 2, wp - 2, filters.shape[1]
-    y = torch.empty((b, k, 2 * h, 2 * w), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    h, w = hp - 2, wp - 2
     step = _block_rows(h, w)
     for image in range(b):
-        source, target = x[image].permute(1, 2, 0), y[image].permute(1, 2, 0)
+        source, target = x[image].permute(1, 2, 0), out[image].permute(1, 2, 0)
         for top in range(0, h, step):
             rows = min(step, h - top)
             block = source[top : top + rows + 2].reshape((rows + 2) * wp, c)
             _block(block, rows, w, filters, bias, scratch, target[2 * top : 2 * (top + rows)])
-    return y
+    return out
 
 
 def _block(x: Tensor, rows: int, w: int, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> None:

@@ -81,23 +81,22 @@ def scratch_elements(channels: int, out_channels: int, height: int, width: int) 
     )
 
 
-def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor) -> Tensor:
-    """Valid convolution of x [B, C, h + 2, w + 2] (channels_last) with transformed filters [36, K, C]: [B, K, h, w].
+def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> Tensor:
+    """Valid convolution of x [B, C, h + 2, w + 2] with transformed filters [36, K, C] into out [B, K, h, w].
 
-    `scratch` is flat float32 of `scratch_elements`. h and w are at least 4.
+    Both are channels_last; `scratch` is flat float32 of `scratch_elements`. h and w are at least 4.
     """
     b, c, hp, wp = x.shape
     h, w, k = hp - 2, wp - 2, filters.shape[1]
-    y = torch.empty((b, k, h, w), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     down, across = block_shape(c, k, h, w)
     rows, cols = _blocks(h, EDGE * down), _blocks(w, EDGE * across)
     for image in range(b):
-        source, target = x[image].permute(1, 2, 0), y[image].permute(1, 2, 0)
+        source, target = x[image].permute(1, 2, 0), out[image].permute(1, 2, 0)
         for top, n_rows in rows:
             for left, n_cols in cols:
                 window = source[top : top + n_rows + 2, left : left + n_cols + 2]
                 _block(window, filters, bias, scratch, target[top : top + n_rows, left : left + n_cols])
-    return y
+    return out
 
 
 def _blocks(extent: int, block: int) -> list[tuple[int, int]]:
