@@ -50,7 +50,7 @@ def render_monitor(session: Session, vae: Any, samples: Mapping[str, Any] | None
 def _device(session: Session, device: torch.device) -> Section:
     profile, seen = session.engine.profile_of(device), read_environment(str(device))
     rows = (
-        Row(label="device", value=seen.device, note=seen.device_arch or profile.kind),
+        Row(label="device", value=seen.device, note=seen.device_arch or ""),
         Row(label="host", value=session.host.name),
         Row(label="torch", value=seen.torch, note=f"{format_count(seen.threads, 'thread')}"),
         Row(label="free memory", value=format_bytes(session.host.free_bytes(device)),

@@ -145,7 +145,7 @@ def running(install: Install, base: Path, *flags: str, **variables: str) -> Iter
     log = base / f"server-{port}.log"
     command = [
         str(install.python), "main.py", "--cpu", "--port", str(port), "--base-directory", str(base),
-        "--database-url", "sqlite:///:memory:", "--disable-api-nodes", *flags,
+        "--database-url", f"sqlite:///{base}/user/comfyui.db", "--disable-api-nodes", *flags,
     ]  # fmt: skip
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=install.folder, env=env, stdout=out, stderr=subprocess.STDOUT)
