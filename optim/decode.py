@@ -139,6 +139,7 @@ class Engine:
         settings: DecodeSettings,
         observer: DecodeObserver,
         profile: DeviceProfile,
+        out_itemsize: int = 4,
     ) -> tuple[Plan, DtypeDecision]:
         program = decoder.program
         check_latent_shape(shape, program)
@@ -166,7 +167,7 @@ class Engine:
                     self._plans[key] = plan
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
-        return _with_resident(plan, decoder.packed.nbytes), decision
+        return _with_resident(plan, decoder.packed.nbytes, out_itemsize), decision
 
     @staticmethod
     def _stored(decoder: Decoder) -> str:
@@ -219,7 +220,8 @@ class Engine:
         restarts, smaller = 0, 0
         while True:
             observer.mark("plan")
-            plan, decision = self._plan(request.decoder, request.shape, request.settings, observer, profile)
+            size = request.out_dtype.itemsize
+            plan, decision = self._plan(request.decoder, request.shape, request.settings, observer, profile, size)
             if decision.fallback is not None and progress is None:
                 observer.fallback(decision.fallback)
             observer.planned(plan.summary)
@@ -332,13 +334,13 @@ def check_latent(latent: Tensor, program: Program) -> LatentShape:
     return shape
 
 
-def _with_resident(plan: Plan, packed_bytes: int) -> Plan:
-    """The plan with what is packed already taken off the prediction."""
+def _with_resident(plan: Plan, packed_bytes: int, out_itemsize: int) -> Plan:
+    """The plan with what is packed already taken off the prediction, and the picture in its own dtype."""
     predicted = plan.predicted
-    left: int = max(0, predicted.packed - packed_bytes)
-    if left == predicted.packed:
-        return plan
-    return replace(plan, summary=replace(plan.summary, predicted=replace(predicted, packed=left)))
+    now = replace(
+        predicted, packed=max(0, predicted.packed - packed_bytes), output=predicted.output // 4 * out_itemsize
+    )
+    return plan if now == predicted else replace(plan, summary=replace(plan.summary, predicted=now))
 
 
 def _parts(plan: Plan) -> list[tuple[int, int]]:

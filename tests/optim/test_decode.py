@@ -282,8 +282,10 @@ def test_finish_gets_float32_whatever_was_computed(mode: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
 def test_out_dtype(dtype: torch.dtype) -> None:
     engine, decoder, z = Engine(profile=PROFILE), small_decoder(), latent(1, 4, 6, 5)
-    picture = engine.decode(decoder, z, settings(), out_dtype=dtype)
+    recorder = Recorder()
+    picture = engine.decode(decoder, z, settings(), out_dtype=dtype, observer=recorder)
     assert picture.dtype == dtype
+    assert recorder.plans[0].predicted.output == picture.numel() * dtype.itemsize
     assert torch.equal(picture, engine.decode(decoder, z, settings()).to(dtype))
 
 
