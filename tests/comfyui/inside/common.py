@@ -1,4 +1,4 @@
-"""Run by a ComfyUI's own Python, not by pytest: starts its modules for the CPU, makes VAE objects, prints one answer."""
+"""Run by a ComfyUI's own Python, not by pytest: starts its modules for the CPU and prints one answer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def tiny_kl(width: int = 32, seed: int = 0) -> Any:
     import comfy.sd
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
-    config = dict(
-        double_z=True, z_channels=4, resolution=64, in_channels=3, out_ch=3, ch=width, ch_mult=[1, 1, 2, 2],
-        num_res_blocks=1, attn_resolutions=[], dropout=0.0,
-    )  # fmt: skip
+    config = {
+        "double_z": True, "z_channels": 4, "resolution": 64, "in_channels": 3, "out_ch": 3, "ch": width,
+        "ch_mult": [1, 1, 2, 2], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
     model = filled(AutoencoderKL(ddconfig=dict(config), embed_dim=4), seed)
-    return comfy.sd.VAE(sd=model.state_dict(), config={"params": {"ddconfig": dict(config), "embed_dim": 4}})
+    return comfy.sd.VAE(sd=model.state_dict(), config={"params": {"ddconfig": config, "embed_dim": 4}})
 
 
 def filled(module: Any, seed: int = 0) -> Any:

@@ -11,8 +11,9 @@ start(sys.argv[3:])
 
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
-from halo_vae.benchmarks.plain_kl import random_sd_weights  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+
+from halo_vae.benchmarks.plain_kl import random_sd_weights  # noqa: E402
 
 SD_MULT = (1, 2, 4, 4)
 

@@ -12,6 +12,7 @@ start(sys.argv[3:])
 import comfy.model_management as management  # noqa: E402
 import comfy.model_patcher  # noqa: E402
 import torch  # noqa: E402
+
 from halo_vae.nodes.actions import decode  # noqa: E402
 
 GIB = 1 << 30

@@ -12,6 +12,7 @@ start(sys.argv[3:])
 import comfy.model_management as management  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
+
 from halo_vae.nodes.actions import decode, decode_tiled, monitor  # noqa: E402
 
 
