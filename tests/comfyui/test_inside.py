@@ -158,3 +158,27 @@ def test_the_pool_counts_and_goes_when_room_is_needed(memory: Any) -> None:
     assert memory["held after a large model"] == 0
     assert memory["held again"] > 0
     assert memory["held after unloading all"] == 0
+
+
+@pytest.fixture(scope="session")
+def loading(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_inside(install, tmp_path_factory.mktemp("loading"), "loading.py")
+
+
+def test_ui_7_all_nodes_without_optional_packages(loading: Any) -> None:
+    assert loading["nodes"] == ["HaloVAEDecode", "HaloVAEDecodeTiled", "HaloVAEStats", "HaloVAEMonitor"]
+    assert loading["same schema twice"]
+    (line,) = loading["said"]
+    assert line.startswith("INFO Halo VAE ")
+
+
+def test_comfyui_that_is_too_old_is_told(loading: Any) -> None:
+    assert loading["too old"] in ("ImportError", "ModuleNotFoundError")
+    (line,) = loading["too old said"]
+    assert line.startswith("ERROR")
+    assert "needs ComfyUI 0.3.64 or newer" in line
+    assert line.endswith("traceback")
+
+
+def test_ui_1_nodes_called_from_python(loading: Any) -> None:
+    assert loading["called"] == [[[1, 32, 32, 3], "DecodeRecord", ["text"]]] * 3

@@ -1,0 +1,71 @@
+"""A host without ComfyUI: remembers what it was asked, and interrupts when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from halo_vae.nodes.host import ShowProgress
+from halo_vae.nodes.module_weights import ModuleWeights
+from halo_vae.optim.weights import WeightSource
+
+GIB = 1 << 30
+
+
+class Interrupted(BaseException):
+    """As newer hosts have it: no Exception, so that nothing swallows it by the way."""
+
+
+@dataclass
+class FakeHost:
+    name: str = "a test"
+    cancel_types: tuple[type[BaseException], ...] = (Interrupted,)
+    free: int | None = 8 * GIB
+    total: int | None = 8 * GIB
+    dtype: torch.dtype = torch.float32
+    interrupt_after: int | None = None
+    """Checks that pass before one raises."""
+    patches: Hashable = 0
+    checks: int = 0
+    loads: list[int] = field(default_factory=list)
+    bars: list[list[tuple[int, int]]] = field(default_factory=list)
+    held: Callable[[], int] = lambda: 0
+    release: Callable[[], None] = lambda: None
+
+    def weights(self, vae: Any) -> WeightSource:
+        return ModuleWeights(
+            vae.first_stage_model, lambda layer, leaf, dtype, device: getattr(layer, leaf).to(device, dtype)
+        )
+
+    def patch_id(self, vae: Any) -> Hashable:
+        return self.patches
+
+    def load(self, vae: Any, needed_bytes: int) -> None:
+        self.loads.append(needed_bytes)
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        return self.free
+
+    def total_bytes(self, device: torch.device) -> int | None:
+        return self.total
+
+    def output_dtype(self, vae: Any) -> torch.dtype:
+        return self.dtype
+
+    def check_interrupt(self) -> None:
+        self.checks += 1
+        if self.interrupt_after is not None and self.checks > self.interrupt_after:
+            raise Interrupted
+
+    def progress_bar(self, total: int) -> ShowProgress:
+        steps: list[tuple[int, int]] = []
+        self.bars.append(steps)
+        return lambda done, total: steps.append((done, total))
+
+    def lend(
+        self, held_bytes: Callable[[], int], device: Callable[[], torch.device], release: Callable[[], None]
+    ) -> None:
+        self.held, self.release = held_bytes, release
