@@ -133,7 +133,7 @@ def _size_doubts(request: Request) -> list[str]:
     found = []
     if request.ch != 128:
         found.append(f"the widest map has {request.ch} channels, not SD's 128: ratios of real decoders differ")
-    if "three_pass" in request.engines and request.size_px <= 512:
+    if "three_pass" in request.engines and request.size_px <= 256:
         found.append("the picture fits one tile of the three passes' square pass: larger ones have more overlap")
     return found
 

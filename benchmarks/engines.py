@@ -15,6 +15,8 @@ from halo_vae.optim.settings import DecodeSettings
 from halo_vae.optim.weights import MappingWeights
 
 STOCK = ("plain", "three_pass")
+THREE_PASS_TILE, THREE_PASS_OVERLAP = (32, 32), 8
+"""Latents: "VAE Decode (Tiled)" at 256 px, whose overlap is 64 px."""
 """The untiled contiguous decode, and three averaged passes over tiles of 64x64 latents that overlap by 16."""
 PLANS = ("strips", "tiles")
 """The two plans of the engine."""
@@ -37,7 +39,11 @@ class StockSide:
     def decode(self, latent: Tensor) -> Tensor:
         """float32 [B, 4, h, w] -> float32 [B, 8 h, 8 w, 3] in 0-1."""
         with torch.inference_mode():
-            picture = three_pass_decode(self._raw, latent) if self.name == "three_pass" else self._raw(latent)
+            picture = (
+                three_pass_decode(self._raw, latent, tile=THREE_PASS_TILE, overlap=THREE_PASS_OVERLAP)
+                if self.name == "three_pass"
+                else self._raw(latent)
+            )
             return picture.add_(1.0).div_(2.0).clamp_(0.0, 1.0).movedim(1, -1)
 
     def _raw(self, latent: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
     python benchmarks/vs_stock.py --size 512 --threads 1,2 --runs 5
     python benchmarks/vs_stock.py --precision bf16 --json result.json
 
-Stock is the untiled decode in contiguous layout, and the mean of three passes over tiles (64x64 latents, overlap 16).
+Stock is the untiled decode in contiguous layout, and the mean of three passes over tiles of 256 px
+(overlap 64 px).
 Both sides decode the same latent with the same random weights of SD's size, in one process, in turn; the figure is the
 median, and the bar is stock at the thread count that suits it best. Memory comes from fresh processes (see peak.py).
 """
