@@ -40,6 +40,14 @@ def vae(install: Install) -> str:
     return "tiny_kl_vae.safetensors" if install.version >= (0, 3, 70) else "full.safetensors"
 
 
+@pytest.fixture
+def calm(server: Server) -> Iterator[None]:
+    """Nothing in the test makes ComfyUI log a traceback."""
+    before = len(server.log)
+    yield
+    assert "Traceback" not in server.log[before:]
+
+
 @pytest.fixture(scope="session")
 def server(install: Install, base: Path) -> Iterator[Server]:
     with running(install, base) as server:

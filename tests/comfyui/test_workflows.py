@@ -9,6 +9,8 @@ import pytest
 from halo_vae.tests.comfyui.server import Server
 from halo_vae.tests.comfyui.workflows import example_workflows, read_workflow, to_prompt
 
+pytestmark = pytest.mark.usefixtures("calm")
+
 
 @pytest.mark.parametrize("path", example_workflows(), ids=lambda p: p.stem)
 def test_example_runs(server: Server, vae: str, path: Path) -> None:
