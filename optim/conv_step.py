@@ -84,18 +84,19 @@ class ConvStep:
         step, op, runner = self._step, self._op, self._runner
         if step.backend == "torch":
             return lambda x: kernels.convolve(x, weight, bias)
+        workers = self._context.plan.workers
         names = (f"filter{step.index}", f"block{step.index}", f"result{step.index}")
-        sizes = winograd_buffers(op, step.fold, step.grid.tiles()[0])
+        sizes = winograd_buffers(op, step.fold, step.grid.tiles(), workers)
         memory, block, result = (runner.buffer(name, size) for name, size in zip(names, sizes, strict=True))
         transform = upsample.transform_filter if step.fold else winograd.transform_filter
         multiply = upsample.convolve if step.fold else winograd.convolve
-        filters = transform(weight, memory.view(torch.float32))
+        filters = transform(weight, memory.view(torch.float32), workers)
         grow = 2 if step.fold else 1
 
         def run(x: Tensor) -> Tensor:
             b, _, h, w = x.shape
             out = runner.map_view(result, b, op.out_channels, (h - 2) * grow, (w - 2) * grow, torch.float32)
-            return multiply(x, filters, bias, block.view(torch.float32), out)
+            return multiply(x, filters, bias, block.view(torch.float32), out, workers)
 
         return run
 

@@ -54,12 +54,16 @@ def winograd_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
     return products * op.in_channels * op.out_channels
 
 
-def winograd_buffers(op: Conv, fold: bool, tile: Tile) -> tuple[int, int, int]:
-    """Bytes of (transformed filter, scratch of one block, result)."""
+def winograd_buffers(op: Conv, fold: bool, tiles: tuple[Tile, ...], workers: int) -> tuple[int, int, int]:
+    """Bytes of (transformed filter, scratch of one block per worker, result)."""
     kernel = upsample if fold else winograd
-    scratch = kernel.scratch_elements(op.in_channels, op.out_channels, tile.rows.size, tile.cols.size)
-    result = tile.images.size * op.out_channels * tile.rows.size * tile.cols.size * (4 if fold else 1)
-    return kernel.filter_elements(op.in_channels, op.out_channels) * 4, scratch * 4, result * 4
+    c, k = op.in_channels, op.out_channels
+    # a last, lower strip has blocks of another shape
+    sizes = {(tile.rows.size, tile.cols.size) for tile in tiles}
+    scratch = max(kernel.scratch_elements(c, k, h, w, workers) for h, w in sizes)
+    first = tiles[0]
+    result = first.images.size * k * first.rows.size * first.cols.size * (4 if fold else 1)
+    return kernel.filter_elements(c, k) * 4, scratch * 4, result * 4
 
 
 def phase_bytes(step: OpPlan, op: Conv) -> int:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from .workers import worker_count
+
 Kind = Literal["cpu", "cuda", "hip", "other"]
 
 
@@ -37,6 +39,8 @@ class DeviceProfile:
     attention: Literal["sdpa", "matmul"]
     convolution: Literal["direct", "winograd"] = "direct"
     """Algorithm of float32 3x3 convolutions: the framework's own, or Winograd's out of matrix products."""
+    workers: int = 1
+    """Threads that share Winograd's blocks (workers.py)."""
 
 
 def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
@@ -56,6 +60,7 @@ def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
             tile_bytes=16 << 20,
             attention="sdpa",
             convolution="winograd",
+            workers=worker_count(),
         )
     hip = dev.type == "cuda" and torch.version.hip is not None
     kind: Kind = "hip" if hip else "cuda" if dev.type == "cuda" else "other"

@@ -128,6 +128,8 @@ class Plan:
     prefetch: bool
     """The next pass's latent is prepared while one runs."""
     cache_weights: bool
+    workers: int
+    """Threads that share the blocks of Winograd kernels."""
     guard: bool
     """Non-finite ops are redone wider."""
     pool_bytes: int

@@ -127,6 +127,7 @@ def _plan_with(
         passes=passes,
         prefetch=prefetch,
         cache_weights=settings.advanced_caching,
+        workers=profile.workers,
         guard=settings.adaptive_precision,
         pool_bytes=pool,
         conv_shapes=shapes,
@@ -342,9 +343,8 @@ class _PassMaker:
             if nbytes := phase_bytes(step, op):
                 buffers.append(Buffer(key=f"phases{i}", nbytes=nbytes, first=i, last=i))
             if step.backend == "winograd":
-                for name, nbytes in zip(
-                    ("filter", "block", "result"), winograd_buffers(op, step.fold, tile), strict=True
-                ):
+                sizes = winograd_buffers(op, step.fold, step.grid.tiles(), self._profile.workers)
+                for name, nbytes in zip(("filter", "block", "result"), sizes, strict=True):
                     buffers.append(Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i))
             return buffers
         if isinstance(op, Attention):

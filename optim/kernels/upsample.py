@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..workers import Task, run_tasks
+
 BLOCK_PIXELS = 1024
 """Source pixels per block, at least one row."""
 
@@ -23,11 +25,12 @@ def filter_elements(channels: int, out_channels: int) -> int:
     return 9 * channels * out_channels
 
 
-def transform_filter(weight: Tensor, out: Tensor) -> Tensor:
+def transform_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor:
     """[K, C, 3, 3] float32 -> [9, K, C]: (a, s, c) along both axes, rows first, into flat `out` of `filter_elements`.
 
     The differences in use run downwards and rightwards only, so `a`, which needs the opposite sign, is negated.
     """
+    del workers  # one small product
     k, c = weight.shape[:2]
     m = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64, device=weight.device)
     target = out[: filter_elements(c, k)].view(9, k * c)
@@ -35,8 +38,8 @@ def transform_filter(weight: Tensor, out: Tensor) -> Tensor:
     return target.view(9, k, c)
 
 
-def _block_rows(height: int, width: int) -> int:
-    return max(1, min(height, BLOCK_PIXELS // width))
+def _block_rows(height: int, width: int, workers: int) -> int:
+    return max(1, min(-(-height // workers), BLOCK_PIXELS // width))
 
 
 def _sizes(rows: int, width: int, c: int, k: int) -> tuple[tuple[int, ...], ...]:
@@ -45,25 +48,33 @@ def _sizes(rows: int, width: int, c: int, k: int) -> tuple[tuple[int, ...], ...]
     return ((3, (rows + 2) * wide, c), (3, 3, rows * wide, k), (3, rows * wide, k))
 
 
-def scratch_elements(channels: int, out_channels: int, height: int, width: int) -> int:
-    """float32 elements of scratch for one block."""
-    return sum(math.prod(size) for size in _sizes(_block_rows(height, width), width, channels, out_channels))
+def _block_elements(channels: int, out_channels: int, height: int, width: int, workers: int) -> int:
+    sizes = _sizes(_block_rows(height, width, workers), width, channels, out_channels)
+    return sum(math.prod(size) for size in sizes)
 
 
-def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> Tensor:
+def scratch_elements(channels: int, out_channels: int, height: int, width: int, workers: int) -> int:
+    """float32 elements of scratch for one block per worker."""
+    return workers * _block_elements(channels, out_channels, height, width, workers)
+
+
+def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor, workers: int) -> Tensor:
     """x [B, C, h + 2, w + 2] (one row and column of context) -> out [B, K, 2 h, 2 w], both dense channels_last.
 
     `filters` [9, K, C] from `transform_filter`, `scratch` flat float32 of `scratch_elements`.
     """
     b, c, hp, wp = x.shape
     h, w = hp - 2, wp - 2
-    step = _block_rows(h, w)
-    for image in range(b):
-        source, target = x[image].permute(1, 2, 0), out[image].permute(1, 2, 0)
-        for top in range(0, h, step):
-            rows = min(step, h - top)
-            block = source[top : top + rows + 2].reshape((rows + 2) * wp, c)
-            _block(block, rows, w, filters, bias, scratch, target[2 * top : 2 * (top + rows)])
+    step = _block_rows(h, w, workers)
+    each = _block_elements(c, filters.shape[1], h, w, workers)
+
+    def some(image: int, top: int) -> Task:
+        rows = min(step, h - top)
+        window = x[image, :, top : top + rows + 2].permute(1, 2, 0).reshape((rows + 2) * wp, c)
+        target = out[image, :, 2 * top : 2 * (top + rows)].permute(1, 2, 0)
+        return lambda i: _block(window, rows, w, filters, bias, scratch[i * each : (i + 1) * each], target)
+
+    run_tasks([some(image, top) for image in range(b) for top in range(0, h, step)], workers)
     return out
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..workers import Task, run_tasks
+
 EDGE = 4
 """Output pixels per square and axis."""
 TAPS = EDGE + 2
@@ -41,21 +43,26 @@ def filter_elements(channels: int, out_channels: int) -> int:
     return TAPS * TAPS * channels * out_channels
 
 
-def transform_filter(weight: Tensor, out: Tensor) -> Tensor:
+def transform_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor:
     """[K, C, 3, 3] float32 -> [36, K, C]: G w G^T, into flat `out` of `filter_elements`."""
     k, c = weight.shape[:2]
     g = torch.tensor(_G, dtype=torch.float64, device=weight.device)
     both = torch.kron(g, g).to(weight.dtype)
     taps, target = weight.reshape(k * c, 9), out[: filter_elements(c, k)].view(TAPS * TAPS, k * c)
-    for start in range(0, k * c, FILTER_STEP):
-        torch.mm(both, taps[start : start + FILTER_STEP].t(), out=target[:, start : start + FILTER_STEP])
+
+    def some(start: int) -> Task:
+        stop = start + FILTER_STEP
+        return lambda _: torch.mm(both, taps[start:stop].t(), out=target[:, start:stop])
+
+    run_tasks([some(start) for start in range(0, k * c, FILTER_STEP)], workers)
     return target.view(TAPS * TAPS, k, c)
 
 
-def block_shape(channels: int, out_channels: int, height: int, width: int) -> tuple[int, int]:
-    """(rows, columns) of squares per block for an output of this size."""
+def block_shape(channels: int, out_channels: int, height: int, width: int, workers: int) -> tuple[int, int]:
+    """(rows, columns) of squares per block for an output of this size; small outputs have a block for each worker."""
     per_square = 4 * TAPS * TAPS * (channels + out_channels)
-    most = min(MAX_SQUARES, max(MIN_SQUARES, BLOCK_BYTES // per_square))
+    each = -(-(height // EDGE) * (width // EDGE) // workers)
+    most = max(1, min(MAX_SQUARES, max(MIN_SQUARES, BLOCK_BYTES // per_square), each))
     across = min(width // EDGE, most)
     return max(1, min(height // EDGE, most // across)), across
 
@@ -74,28 +81,41 @@ def _sizes(down: int, across: int, c: int, k: int) -> tuple[tuple[int, ...], ...
     )
 
 
-def scratch_elements(channels: int, out_channels: int, height: int, width: int) -> int:
-    """float32 elements of scratch for one block."""
+def scratch_elements(channels: int, out_channels: int, height: int, width: int, workers: int) -> int:
+    """float32 elements of scratch for one block per worker."""
+    return workers * _block_elements(channels, out_channels, height, width, workers)
+
+
+def _block_elements(channels: int, out_channels: int, height: int, width: int, workers: int) -> int:
     return sum(
-        math.prod(size) for size in _sizes(*block_shape(channels, out_channels, height, width), channels, out_channels)
+        math.prod(size)
+        for size in _sizes(*block_shape(channels, out_channels, height, width, workers), channels, out_channels)
     )
 
 
-def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> Tensor:
+def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor, workers: int) -> Tensor:
     """Valid convolution of x [B, C, h + 2, w + 2] with transformed filters [36, K, C] into out [B, K, h, w].
 
     Both are channels_last; `scratch` is flat float32 of `scratch_elements`. h and w are at least 4.
     """
     b, c, hp, wp = x.shape
     h, w, k = hp - 2, wp - 2, filters.shape[1]
-    down, across = block_shape(c, k, h, w)
-    rows, cols = _blocks(h, EDGE * down), _blocks(w, EDGE * across)
-    for image in range(b):
-        source, target = x[image].permute(1, 2, 0), out[image].permute(1, 2, 0)
-        for top, n_rows in rows:
-            for left, n_cols in cols:
-                window = source[top : top + n_rows + 2, left : left + n_cols + 2]
-                _block(window, filters, bias, scratch, target[top : top + n_rows, left : left + n_cols])
+    down, across = block_shape(c, k, h, w, workers)
+    each = _block_elements(c, k, h, w, workers)
+
+    def block(image: int, top: int, n_rows: int, left: int, n_cols: int) -> Task:
+        window = x[image, :, top : top + n_rows + 2, left : left + n_cols + 2].permute(1, 2, 0)
+        target = out[image, :, top : top + n_rows, left : left + n_cols].permute(1, 2, 0)
+        return lambda i: _block(window, filters, bias, scratch[i * each : (i + 1) * each], target)
+
+    tasks = [
+        block(image, top, n_rows, left, n_cols)
+        for image in range(b)
+        for top, n_rows in _blocks(h, EDGE * down)
+        for left, n_cols in _blocks(w, EDGE * across)
+    ]
+    # the last row and column of squares may slide back over their neighbours: both write the same sums
+    run_tasks(tasks, workers)
     return out
 
 

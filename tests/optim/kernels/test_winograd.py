@@ -17,14 +17,14 @@ def random_case(c, k, h, w, batch=1, seed=0):
     return x, torch.randn((k, c, 3, 3), generator=g) / (3 * c**0.5), torch.randn(k, generator=g)
 
 
-def run(kernel, x, weight, bias):
+def run(kernel, x, weight, bias, workers=1):
     k, c = weight.shape[:2]
     h, w = x.shape[2] - 2, x.shape[3] - 2
-    filters = kernel.transform_filter(weight, torch.full((kernel.filter_elements(c, k),), torch.nan))
-    scratch = torch.full((kernel.scratch_elements(c, k, h, w),), torch.nan)
+    filters = kernel.transform_filter(weight, torch.full((kernel.filter_elements(c, k),), torch.nan), workers)
+    scratch = torch.full((kernel.scratch_elements(c, k, h, w, workers),), torch.nan)
     grow = 2 if kernel is upsample else 1
     out = torch.full((x.shape[0], grow * h, grow * w, k), torch.nan).permute(0, 3, 1, 2)
-    return kernel.convolve(x, filters, bias, scratch, out)
+    return kernel.convolve(x, filters, bias, scratch, out, workers)
 
 
 def plain(x, weight, bias):
@@ -75,8 +75,8 @@ def test_winograd_loses_no_more_digits_than_direct_convolution_may():
 
 
 def test_scratch_stays_small_however_large_the_picture():
-    small = winograd.scratch_elements(128, 128, 64, 64)
-    assert winograd.scratch_elements(128, 128, 4096, 4096) < 2 * small
+    small = winograd.scratch_elements(128, 128, 64, 64, 1)
+    assert winograd.scratch_elements(128, 128, 4096, 4096, 1) < 2 * small
 
 
 def conv(**changes):
@@ -117,3 +117,13 @@ def test_every_refusal_says_why(changes, reason):
     made = choice(**changes)
     assert made.backend == "torch"
     assert any(reason in refusal for refusal in made.refusals)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("kernel", [winograd, upsample])
+@pytest.mark.parametrize(("h", "w"), [(4, 4), (7, 9), (33, 70)])
+def test_workers_change_nothing(kernel, workers, h, w):
+    x, weight, bias = random_case(32, 40, h, w, batch=2)
+    threads = torch.get_num_threads()
+    assert torch.allclose(run(kernel, x, weight, bias, workers), run(kernel, x, weight, bias), atol=1e-5)
+    assert torch.get_num_threads() == threads
