@@ -108,22 +108,20 @@ def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, o
         target = out[image, :, top : top + n_rows, left : left + n_cols].permute(1, 2, 0)
         return lambda i: _block(window, filters, bias, scratch[i * each : (i + 1) * each], target)
 
-    tasks = [
-        block(image, top, n_rows, left, n_cols)
-        for image in range(b)
-        for top, n_rows in _blocks(h, EDGE * down)
-        for left, n_cols in _blocks(w, EDGE * across)
-    ]
-    # the last row and column of squares may slide back over their neighbours: both write the same sums
-    run_tasks(tasks, workers)
+    (rows, last_row), (cols, last_col) = _blocks(h, EDGE * down), _blocks(w, EDGE * across)
+    # squares that slid back write over their neighbours' outputs, so they wait until those are done
+    for some_rows in (rows, last_row):
+        for some_cols in (cols, last_col):
+            tasks = [block(image, *row, *col) for image in range(b) for row in some_rows for col in some_cols]
+            run_tasks(tasks, workers)
     return out
 
 
-def _blocks(extent: int, block: int) -> list[tuple[int, int]]:
-    """(start, length) of blocks covering [0, extent), lengths multiples of EDGE; a last square may slide back."""
+def _blocks(extent: int, block: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(start, length) of the blocks along an axis, lengths multiples of EDGE, and of a last square that slid back."""
     whole = extent - extent % EDGE
     spans = [(start, min(block, whole - start)) for start in range(0, whole, block)]
-    return [*spans, (extent - EDGE, EDGE)] if extent % EDGE else spans
+    return spans, [(extent - EDGE, EDGE)] if extent % EDGE else []
 
 
 def _block(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> None:

@@ -317,7 +317,8 @@ def test_an_error_at_any_tile_leaves_the_engine_as_good_as_new(error: BaseExcept
         assert torch.is_grad_enabled()
     again, _ = decode_raw(engine, decoder, z, plan=plan, tile_size=16, keep_bytes=keep)
     assert torch.equal(again, good)
-    assert threading.active_count() <= 2
+    # the pass's own thread has ended; idle workers stay for the next decode
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("halo-vae-prefetch")]
 
 
 def test_an_error_from_finish_leaves_the_engine_as_good_as_new() -> None:
