@@ -11,7 +11,6 @@ one `malloc_trim` before the level is taken: memory that the warm-up freed would
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -114,6 +113,7 @@ def measure_here(case: PeakCase, weights_file: Path) -> PeakSample:
     import torch
 
     from halo_vae.benchmarks.engines import HaloSide, load_weights, make_side, random_latent
+    from halo_vae.optim.heap import trim_heap
     from halo_vae.profiling.memory import PeakWatch, process_counter
 
     torch.set_num_threads(case.threads)
@@ -141,15 +141,6 @@ def measure_here(case: PeakCase, weights_file: Path) -> PeakSample:
         predicted_scratch=plan.scratch, predicted_packed=plan.packed, predicted_output=plan.output,
         pool_high_water_bytes=side.engine.pool.high_water_bytes,
     )  # fmt: skip
-
-
-def trim_heap() -> bool:
-    """Give freed heap back to the system. False where the C library cannot."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        return False
-    return True
 
 
 # -- in the asking process

@@ -11,7 +11,8 @@ from ..optim.blend_plan import choose_dtype, plan_blend, summarise
 from ..optim.device import DeviceProfile
 from ..optim.errors import HaloError
 from ..optim.events import PlanSummary
-from ..optim.opaque import OpaqueDecoder, dtype_name, fit_latent
+from ..optim.opaque import OpaqueDecoder, fit_latent
+from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
 from ..profiling.environment import read_environment
 from ..profiling.metrics import metrics_of

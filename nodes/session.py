@@ -14,7 +14,8 @@ from torch import Tensor
 from ..optim.decode import Decoder, Engine
 from ..optim.device import DeviceProfile, describe_device
 from ..optim.events import PlanSummary
-from ..optim.opaque import OpaqueDecoder, dtype_name
+from ..optim.opaque import OpaqueDecoder
+from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
 from ..profiling.collector import CANCEL_TYPES, Collector
 from ..profiling.parts import Identity

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ..optim.events import Choice, DecodeObserver, OpReport, PeakPrediction, PlanSummary
-from ..optim.opaque import OpaqueDecoder, dtype_name
+from ..optim.opaque import OpaqueDecoder
+from ..optim.packing import dtype_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

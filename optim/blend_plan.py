@@ -11,7 +11,8 @@ import torch
 from .blend_weights import overlapped_spans
 from .device import DeviceProfile
 from .events import Choice, Fallback, PeakPrediction, PlanSummary
-from .opaque import OpaqueDecoder, dtype_name
+from .opaque import OpaqueDecoder
+from .packing import dtype_name
 from .settings import DecodeSettings
 from .tiling import Span
 

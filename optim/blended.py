@@ -19,7 +19,8 @@ from .device import DeviceProfile, describe_device
 from .errors import HaloError, NonFiniteError
 from .errors_oom import is_out_of_memory
 from .events import SILENT, DecodeObserver, Fallback, OpReport
-from .opaque import Decode, OpaqueDecoder, check_finite, dtype_name, fit_latent, is_finite
+from .opaque import Decode, OpaqueDecoder, check_finite, fit_latent, is_finite
+from .packing import dtype_name
 from .rng import RandomScope
 from .settings import DecodeSettings
 from .store import Finish, to_unit_range

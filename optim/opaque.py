@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import HaloError, LatentError
+from .packing import dtype_name
 
 Decode = Callable[[Tensor], Tensor]
 """Latent tile [B, C, H, W] or [B, C, T, H, W] -> raw picture tile [B, C, (T,) H, W], before any finish."""
@@ -72,11 +73,6 @@ class OpaqueDecoder:
         if self.decode_as is None:
             raise HaloError(f"{self.name} runs in {dtype_name(self.dtype)} only; {dtype_name(dtype)} was asked of it")
         return self.decode_as(dtype)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def fit_latent(opaque: OpaqueDecoder, latent: Tensor) -> Tensor:

@@ -104,8 +104,8 @@ class PackedWeights:
     def _matrix(
         self, name: str, form: str, dtype: torch.dtype, device: torch.device, keep: bool, observer: DecodeObserver
     ) -> Tensor:
-        stored = self._source.specs[name].dtype if name in self._source.specs else dtype
-        if form == "plain" and stored == dtype:
+        spec = self._source.specs.get(name)
+        if form == "plain" and (spec is None or spec.dtype == dtype):
             return self._source.get(name, dtype, device)
         key = _Key(name, dtype, device, form)
         with self._lock:

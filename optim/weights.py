@@ -62,14 +62,15 @@ class MappingWeights:
     """Weights held in a mapping of tensors, e.g. a module's state dict. Nothing is copied."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep the mapping itself."""
+        """Keep the mapping itself; its shapes and dtypes are read once."""
         self._tensors = tensors
+        self._specs = {k: TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for k, t in tensors.items()}
         self._hash: str | None = None
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """See WeightSource."""
-        return {k: TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for k, t in self._tensors.items()}
+        return self._specs
 
     @property
     def content_hash(self) -> str:

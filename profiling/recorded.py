@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..optim.events import DecodeObserver
+from ..optim.packing import dtype_name
 from ..optim.program import Program
 from ..optim.settings import DecodeSettings
 from .collector import Collector
@@ -88,11 +89,6 @@ def identity_of(decoder: DecoderFacts) -> Identity:
         loaded_dtype=dtype_name(decoder.loaded_dtype),
         device=str(decoder.device),
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def record_call(

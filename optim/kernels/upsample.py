@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..workers import Task, run_tasks
+from .scratch import carve
 
 BLOCK_PIXELS = 1024
 """Source pixels per block, at least one row."""
@@ -85,7 +86,7 @@ def _block(x: Tensor, rows: int, w: int, filters: Tensor, bias: Tensor | None, s
     """
     wide, c, k = w + 2, x.shape[1], out.shape[2]
     d_size, m_size, t_size = _sizes(rows, w, c, k)
-    d, m, t = _carve(scratch, (d_size, m_size, t_size))
+    d, m, t = carve(scratch, (d_size, m_size, t_size))
     n = x.shape[0]
     down, right, both = d[0], d[1], d[2]
     torch.sub(x[wide:], x[:-wide], out=down[: n - wide])
@@ -113,12 +114,3 @@ def _block(x: Tensor, rows: int, w: int, filters: Tensor, bias: Tensor | None, s
 def _rows_of(flat: Tensor, rows: int, w: int, wide: int) -> Tensor:
     """[rows, w, K] view of the used columns of flat products."""
     return flat[: rows * wide].view(rows, wide, -1)[:, :w]
-
-
-def _carve(flat: Tensor, sizes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-    views, start = [], 0
-    for size in sizes:
-        n = math.prod(size)
-        views.append(flat[start : start + n].view(size))
-        start += n
-    return views

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..workers import Task, run_tasks
+from .scratch import carve
 
 EDGE = 4
 """Output pixels per square and axis."""
@@ -127,7 +128,7 @@ def _blocks(extent: int, block: int) -> tuple[list[tuple[int, int]], list[tuple[
 def _block(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor) -> None:
     """One block: x [4 r + 2, 4 s + 2, C] -> out [4 r, 4 s, K]."""
     down, across, c, k = out.shape[0] // EDGE, out.shape[1] // EDGE, x.shape[2], out.shape[2]
-    r, t, v, m, s, u = _carve(scratch, _sizes(down, across, c, k))
+    r, t, v, m, s, u = carve(scratch, _sizes(down, across, c, k))
     h, w = EDGE * down, EDGE * across
     _input_axis([x[i : i + h : EDGE] for i in range(TAPS)], list(r), [a.view(down, w + 2, c) for a in t])
     n = TAPS * down * across * c
@@ -145,15 +146,6 @@ def _block(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out
         _output_axis([s[i, j] for j in range(TAPS)], last, [a[:n].view(down, across, k) for a in u])
     if bias is not None:
         out.add_(bias)
-
-
-def _carve(flat: Tensor, sizes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-    views, start = [], 0
-    for size in sizes:
-        n = math.prod(size)
-        views.append(flat[start : start + n].view(size))
-        start += n
-    return views
 
 
 def _input_axis(d: Sequence[Tensor], out: Sequence[Tensor], temporaries: Sequence[Tensor]) -> None:
