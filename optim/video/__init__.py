@@ -1,0 +1,1 @@
+"""Decoding of clips: streams of frames with carried state, exact in space and in time."""
