@@ -104,7 +104,7 @@ class ClipBuilder:
         )  # fmt: skip
         channels = out // (t * s * s)
         if first_frame == "bypass" and channels != have:
-            raise WeightsError(f"{full!r} gives {channels} channels beside a first frame of {have}; the file is damaged")
+            raise WeightsError(f"{full!r} gives {channels} channels, but the first frame has {have}; the file is damaged")
         self._check_skip(op, channels)
         grow_t = t * (1 if upsample_time == "none" else 2)
         return self._add(op, channels, source, grow_t, upsample * s)

@@ -10,7 +10,7 @@ from .ops import ClipConv, TimeUpsample
 
 def upsampled_count(mode: TimeUpsample, n: int) -> int:
     """Frames after nearest upsampling in time of n frames, all there are."""
-    if mode == "none" or n <= 1 and mode == "odd_single":
+    if mode == "none" or (n <= 1 and mode == "odd_single"):
         return n
     if mode == "odd_single" and n % 2 == 0:
         return 2 * n
@@ -19,7 +19,7 @@ def upsampled_count(mode: TimeUpsample, n: int) -> int:
 
 def upsampled_source(mode: TimeUpsample, u: int, n: int) -> int:
     """Source frame of upsampled frame u, of n source frames in all."""
-    if mode == "none" or n <= 1 and mode == "odd_single":
+    if mode == "none" or (n <= 1 and mode == "odd_single"):
         return u
     if mode == "odd_single" and n % 2 == 0:
         return u // 2

@@ -1,4 +1,4 @@
-"""A plain interpreter of clip programs: whole clip, whole frames, one torch call per step. What the engine must equal."""
+"""A plain interpreter of clip programs: whole clip, whole frames, no tiles. What the engine must equal."""
 
 from __future__ import annotations
 
@@ -207,7 +207,9 @@ class Interpreter:
         if op.qkv is not None:
             q, k, v = self.linear(x, op.qkv).chunk(3, 0)
         else:
-            assert op.q and op.k and op.v
+            assert op.q
+            assert op.k
+            assert op.v
             q, k, v = (self.linear(x, part) for part in (op.q, op.k, op.v))
         c, t, h, w = q.shape
         shape = {"frame": (t, h * w), "clip": (1, t * h * w), "past": (h * w, t)}[op.scope]
