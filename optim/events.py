@@ -77,6 +77,14 @@ class PlanSummary:
     """Bytes the plan reads and writes in activations and weights."""
     predicted: PeakPrediction
     choices: tuple[Choice, ...]
+    chunk_frames: int = 0
+    """Output frames per chunk of a video; 0 for pictures."""
+    n_chunks: int = 1
+    """Chunks of one clip."""
+    boundaries: tuple[int, ...] = ()
+    """First output frame of each chunk but the first, within one clip."""
+    carried_bytes: int = 0
+    """State carried from chunk to chunk, a part of the predicted pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +163,12 @@ class DecodeObserver(Protocol):
     def converted(self, nbytes: int) -> None:
         """Bytes written by dtype or layout conversions that the arithmetic did not need."""
 
+    def chunk_started(self, i: int, n: int) -> None:
+        """Chunk `i` (from 0) of `n` of a video begins, counted over all clips; raises to cancel."""
+
+    def boundary(self, clip: int, frame: int, smoothness: float) -> None:
+        """Clip `clip` was measured where a chunk begins at its output frame `frame`: 1 is as smooth as around it."""
+
 
 class SilentObserver:
     """Costs nothing, hears nothing."""
@@ -199,6 +213,12 @@ class SilentObserver:
         """Ignore."""
 
     def converted(self, nbytes: int) -> None:
+        """Ignore."""
+
+    def chunk_started(self, i: int, n: int) -> None:
+        """Ignore."""
+
+    def boundary(self, clip: int, frame: int, smoothness: float) -> None:
         """Ignore."""
 
 
