@@ -33,6 +33,10 @@ class HostObserver(SilentObserver):
         """Stop here if the user asked to."""
         self._host.check_interrupt()
 
+    def chunk_started(self, i: int, n: int) -> None:
+        """Stop here if the user asked to."""
+        self._host.check_interrupt()
+
     def progress(self, done: int, total: int) -> None:
         """Move the bar; it is made when the first step is."""
         if self._quiet:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..optim.events import CacheName, ConvShape, Fallback, OpReport, Phase, PlanSummary
 from .clock import EventTimeline, HostTimeline, Timeline
-from .live import LiveState, OpPosition, TilePosition, stage_of
+from .live import ChunkPosition, LiveState, OpPosition, TilePosition, stage_of
 from .memory import PeakWatch
 from .parts import BatchUse, PassRecord, PeakBytes, PoolUse, PrefetchUse, StageRecord
 from .record import DecodeRecord, Level
@@ -39,6 +39,7 @@ class SummaryRun(Run):
         self._fallbacks: list[Fallback] = []
         # One tuple, replaced as a whole, so that another thread never reads half of a change.
         self._where: tuple[OpPosition | None, tuple[int, int, tuple[int, ...], str] | None] = (None, None)
+        self._chunk: ChunkPosition | None = None
         self._done: tuple[int, int | None] = (0, None)
         self._phase: Phase = "other"
         self._cpu_start_ns = tools.cpu_time_ns()
@@ -81,6 +82,7 @@ class SummaryRun(Run):
             waiting_ns=now - last,
             stage=stage_of(phase, at),
             phase=phase,
+            chunk=self._chunk,
             op=op,
             tile=at,
             done=done,
@@ -98,6 +100,7 @@ class SummaryRun(Run):
         self._precision.give_up()
         self._images = 0
         self._pass_start_ns = None
+        self._chunk = None
 
     def op_started(self, index: int, n_ops: int, name: str, n_tiles: int) -> None:
         """See DecodeObserver."""
@@ -180,6 +183,12 @@ class SummaryRun(Run):
         """See DecodeObserver."""
         self._next.converted(nbytes)
         self._precision.converted_bytes += nbytes
+
+    def chunk_started(self, i: int, n: int) -> None:
+        """See DecodeObserver."""
+        self._next.chunk_started(i, n)
+        self._now()
+        self._chunk = ChunkPosition(number=i + 1, count=n)
 
     def _build(self, exc: BaseException | None, wall_ns: int) -> DecodeRecord:
         if exc is not None:

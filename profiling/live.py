@@ -46,6 +46,15 @@ class TilePosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPosition:
+    """A chunk of a video under way."""
+
+    number: int
+    """From 1, counted over all clips."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
     """A snapshot of a running decode."""
 
@@ -56,6 +65,8 @@ class LiveState:
     """Time since the decode last reported anything."""
     stage: Stage
     phase: Phase
+    chunk: ChunkPosition | None
+    """None for pictures, and before the first chunk."""
     op: OpPosition | None
     tile: TilePosition | None
     done: int
@@ -66,6 +77,8 @@ class LiveState:
     def sentence(self) -> str:
         """What it is doing, for a log or a panel."""
         parts = [f"stage {self.stage}"]
+        if self.chunk is not None:
+            parts.append(f"chunk {self.chunk.number} of {self.chunk.count}")
         if self.op is not None:
             parts.append(f"op {self.op.number} of {self.op.count} ({self.op.name})")
         if self.tile is not None:

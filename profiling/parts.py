@@ -311,6 +311,8 @@ class ChunkBoundary:
     """Where one chunk of a video meets the next."""
 
     frame: int
-    """First output frame of the later chunk."""
+    """First output frame of the later chunk, within its clip."""
     smoothness: float
     """0 to 1; 1 is as smooth as the frames around it."""
+    clip: int = 0
+    """Clip of the batch."""

@@ -108,13 +108,15 @@ class DecodeRecord:
     fallbacks: tuple[Fallback, ...]
     """At most the first 64."""
     boundaries: tuple[ChunkBoundary, ...]
-    """Chunk boundaries of a video; empty for pictures."""
+    """Chunk boundaries of a video, at most the 256 least smooth, in the order of the frames; empty for pictures."""
     cpu_time_ns: int | None
     """CPU time of the whole process during the decode, all threads. Source: time.process_time_ns."""
     copy_bytes_per_s: int | None
     """Bandwidth of a plain copy on this device (bytes read plus written); None unless it was measured."""
     energy_uj: int | None
     """Microjoules; None where the platform does not report energy."""
+    n_boundaries: int | None = None
+    """Chunk boundaries measured; None in records older than the count."""
 
     def __post_init__(self) -> None:
         """Check that the outcome is told consistently."""

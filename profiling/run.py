@@ -14,7 +14,7 @@ from .live import LiveState
 from .memory import MemoryCounters
 from .parts import ChunkBoundary, DecodeStatus, Identity, Request
 from .record import DecodeRecord, Environment, Level, environment_id
-from .tally import SeenShapes
+from .tally import BoundaryTally, SeenShapes
 
 _ERROR_LENGTH = 400
 
@@ -67,7 +67,7 @@ class Run(SilentObserver):
         self._next = forward
         self._plan: PlanSummary | None = None
         self._image_shape: tuple[int, ...] | None = None
-        self._boundaries: tuple[ChunkBoundary, ...] = ()
+        self._boundaries = BoundaryTally()
         self._held_start_bytes: int | None = None
         self._held_bytes: int | None = None
         self._high_water_bytes: int | None = None
@@ -98,10 +98,6 @@ class Run(SilentObserver):
         """What the pool holds after the decode, and the most it lent during it."""
         self._held_bytes, self._high_water_bytes = held_bytes, high_water_bytes
 
-    def chunk_boundaries(self, boundaries: tuple[ChunkBoundary, ...]) -> None:
-        """How smooth a video is where its chunks meet."""
-        self._boundaries = boundaries
-
     def begin(self) -> None:
         """Wait for the device, then start the clock."""
         tools = self._tools
@@ -131,6 +127,7 @@ class Run(SilentObserver):
             waiting_ns=0,
             stage="start",
             phase="other",
+            chunk=None,
             op=None,
             tile=None,
             done=0,
@@ -176,7 +173,8 @@ class Run(SilentObserver):
             convs=None,
             n_fallbacks=None,
             fallbacks=(),
-            boundaries=self._boundaries,
+            boundaries=self._boundaries.part(),
+            n_boundaries=self._boundaries.count,
             cpu_time_ns=None,
             copy_bytes_per_s=self._tools.copy_bytes_per_s(self.identity.device),
             energy_uj=None,
@@ -187,9 +185,10 @@ class Run(SilentObserver):
         self._next.mark(phase)
 
     def planned(self, plan: PlanSummary) -> None:
-        """See DecodeObserver."""
+        """See DecodeObserver. A decode that is planned again begins again, and so do its boundaries."""
         self._next.planned(plan)
         self._plan = plan
+        self._boundaries = BoundaryTally()
 
     def op_started(self, index: int, n_ops: int, name: str, n_tiles: int) -> None:
         """See DecodeObserver."""
@@ -238,6 +237,15 @@ class Run(SilentObserver):
     def converted(self, nbytes: int) -> None:
         """See DecodeObserver."""
         self._next.converted(nbytes)
+
+    def chunk_started(self, i: int, n: int) -> None:
+        """See DecodeObserver."""
+        self._next.chunk_started(i, n)
+
+    def boundary(self, clip: int, frame: int, smoothness: float) -> None:
+        """See DecodeObserver."""
+        self._next.boundary(clip, frame, smoothness)
+        self._boundaries.add(ChunkBoundary(clip=clip, frame=frame, smoothness=smoothness))
 
 
 def _sync(timer: DeviceTimer) -> Exception | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Hashable
 
 from ..optim.events import CacheName, ConvShape, OpReport
-from .parts import CacheUse, ConvUse, DtypeMacs, PrecisionUse, TileShape, TileUse
+from .parts import CacheUse, ChunkBoundary, ConvUse, DtypeMacs, PrecisionUse, TileShape, TileUse
 
 KEEP_SHAPES = 64
 """Most shapes a record lists; the counts beside them are complete."""
+KEEP_BOUNDARIES = 256
+"""Most chunk boundaries a record lists, the least smooth of them."""
 CACHES: tuple[CacheName, ...] = ("program", "plan", "packed", "tuning")
 DTYPE_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
@@ -77,6 +80,29 @@ class TileTally:
         listed = [TileShape(shape=s, dtype=d, count=n) for (s, d), n in self._counts.items()][:KEEP_SHAPES]
         total = sum(self._counts.values())
         return TileUse(count=total, distinct_shapes=len(self._counts), shapes=tuple(listed), grid=grid)
+
+
+class BoundaryTally:
+    """Chunk boundaries of one decode, least smooth first to stay."""
+
+    def __init__(self) -> None:
+        """No boundary yet."""
+        self.count = 0
+        self._worst: list[tuple[float, int, int]] = []  # a heap whose top is the smoothest kept, latest first
+
+    def add(self, boundary: ChunkBoundary) -> None:
+        """One boundary was measured."""
+        self.count += 1
+        item = (-boundary.smoothness, -boundary.clip, -boundary.frame)
+        if len(self._worst) < KEEP_BOUNDARIES:
+            heapq.heappush(self._worst, item)
+        else:
+            heapq.heappushpop(self._worst, item)
+
+    def part(self) -> tuple[ChunkBoundary, ...]:
+        """The record's part, in the order of the frames."""
+        kept = (ChunkBoundary(clip=-c, frame=-f, smoothness=-s) for s, c, f in self._worst)
+        return tuple(sorted(kept, key=lambda b: (b.clip, b.frame)))
 
 
 class PrecisionTally:

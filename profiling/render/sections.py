@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...optim.events import PHASES
+from ...optim.events import PHASES, PlanSummary
 from ..metrics import Metrics
 from ..parts import DecodeStatus, DtypeMacs, PeakReading, share
 from ..record import DecodeRecord
@@ -145,8 +145,19 @@ def _plan(record: DecodeRecord) -> Section:
         ),
         Row(label="work", value=format_macs(plan.macs) if plan.macs else NA),
     ]
+    if plan.chunk_frames:
+        rows.insert(2, chunks_row(plan))
     rows += [Row(label=c.name, value=c.value, note=c.reason) for c in plan.choices]
     return Section(title="Plan", rows=tuple(rows))
+
+
+def chunks_row(plan: PlanSummary) -> Row:
+    """How the clips of a video are cut in time."""
+    chunks, frames = format_count(plan.n_chunks, "chunk"), format_count(plan.chunk_frames, "frame")
+    at = ", ".join(map(str, plan.boundaries[:_SHOWN]))
+    more = ", …" if len(plan.boundaries) > _SHOWN else ""
+    where = f"new chunks at frame {at}{more}" if at else ""
+    return Row(label="chunks", value=f"{chunks} of at most {frames}", note=where)
 
 
 def _memory(record: DecodeRecord) -> Section:
@@ -162,6 +173,11 @@ def _memory(record: DecodeRecord) -> Section:
         )
         note = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts if n)
         rows.append(Row(label="predicted peak", value=format_bytes(predicted.total), note=note))
+        carried = record.plan.carried_bytes if record.plan else 0
+        if carried:
+            rows.append(
+                Row(label="carried state", value=format_bytes(carried), note="from chunk to chunk, in the pool's share")
+            )
     if memory is not None:
         note = f"{format_bytes(memory.measured_bytes)} above the start and what the pool held before"
         note += f"; predicted {format_ratio(record.prediction_ratio)}"
@@ -302,13 +318,20 @@ def _slowest(record: DecodeRecord) -> Section:
 
 
 def _boundaries(record: DecodeRecord) -> Section:
+    """Where the chunks of a video meet, the least smooth first."""
     if not record.boundaries:
         return Section(title="Chunk boundaries", rows=())
-    rows = [Row(label="consistency", value=f"{record.temporal_consistency:.3f}", share=record.temporal_consistency)]
-    rows += [
-        Row(label=f"frame {b.frame}", value=f"{b.smoothness:.3f}", share=b.smoothness)
-        for b in record.boundaries[:_SHOWN]
-    ]
+    n = len(record.boundaries) if record.n_boundaries is None else record.n_boundaries
+    worst = sorted(record.boundaries, key=lambda b: (b.smoothness, b.clip, b.frame))[:_SHOWN]
+    many_clips = any(b.clip for b in record.boundaries)
+    lowest = worst[0].smoothness
+    note = f"the least of {format_count(n, 'boundary', 'boundaries')}; 1 is as smooth as the frames around it"
+    rows = [Row(label="temporal consistency", value=f"{lowest:.3f}", share=lowest, note=note)]
+    for b in worst:
+        label = f"clip {b.clip}, frame {b.frame}" if many_clips else f"frame {b.frame}"
+        rows.append(Row(label=label, value=f"{b.smoothness:.3f}", share=b.smoothness))
+    if n > len(worst):
+        rows.append(Row(label="", value=f"and {format_count(n - len(worst))} more"))
     return Section(title="Chunk boundaries", rows=tuple(rows))
 
 

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from halo_vae.profiling.memory import MemoryCounters
-from halo_vae.profiling.parts import CacheUse, DtypeMacs, TileShape
+from halo_vae.profiling.parts import CacheUse, ChunkBoundary, DtypeMacs, TileShape
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus
+from halo_vae.profiling.run import Run
+from halo_vae.profiling.tally import KEEP_BOUNDARIES
 from halo_vae.tests.profiling.fakes import (
     CONV,
     FALLBACK,
@@ -48,6 +50,32 @@ def test_counts_are_what_was_reported() -> None:
     assert record.memory.planned == PREDICTED
     assert record.started_at == "2026-01-02T03:04:05.678+00:00"
     assert record.energy_uj is None
+
+
+def test_the_least_smooth_boundaries_are_kept_and_all_are_counted() -> None:
+    def events(run: Run) -> None:
+        run.planned(PLAN)
+        for i in range(2 * KEEP_BOUNDARIES):
+            run.boundary(i % 2, 2 * i, 1 - i / 1000)
+
+    record = record_events(make_collector(), events)
+    n = KEEP_BOUNDARIES
+    kept = [ChunkBoundary(clip=i % 2, frame=2 * i, smoothness=1 - i / 1000) for i in range(n, 2 * n)]
+    assert record.boundaries == tuple(kept[::2] + kept[1::2])
+    assert record.n_boundaries == 2 * n
+    assert record.temporal_consistency == 1 - (2 * n - 1) / 1000
+
+
+def test_a_decode_that_begins_again_measures_its_boundaries_again() -> None:
+    def events(run: Run) -> None:
+        run.boundary(0, 4, 0.1)
+        run.planned(PLAN)
+        run.boundary(0, 4, 0.9)
+
+    for level in ("off", "summary"):
+        record = record_events(make_collector(level), events)
+        assert record.boundaries == (ChunkBoundary(frame=4, smoothness=0.9),)
+        assert record.n_boundaries == 1
 
 
 def test_shapes_are_new_once_per_process_and_device() -> None:
@@ -120,7 +148,8 @@ def test_off_keeps_identity_plan_outcome_and_wall_time() -> None:
 
 
 EVENTS = ("mark", "planned", "op_started", "tile_started", "progress", "op_done", "op_redone", "conv_requested",
-          "cache_lookup", "pool_request", "prefetch_asked", "pass_done", "fallback", "converted")  # fmt: skip
+          "cache_lookup", "pool_request", "prefetch_asked", "pass_done", "fallback", "converted", "chunk_started",
+          "boundary")  # fmt: skip
 
 
 @pytest.mark.parametrize("level", ["off", "summary", "per_op"])

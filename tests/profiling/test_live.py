@@ -12,10 +12,10 @@ from halo_vae.optim.events import DecodeObserver
 from halo_vae.optim.opaque import OpaqueDecoder
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.optim.store import to_unit_range
-from halo_vae.profiling.live import LiveState, OpPosition, TilePosition, watching
+from halo_vae.profiling.live import ChunkPosition, LiveState, OpPosition, TilePosition, watching
 from halo_vae.profiling.recorded import record_call
 from halo_vae.tests.fixtures import PointDec, latent
-from halo_vae.tests.profiling.fakes import IDENTITY, REQUEST, SECOND, FakeClock, make_collector
+from halo_vae.tests.profiling.fakes import IDENTITY, PLAN, REQUEST, SECOND, FakeClock, make_collector
 
 
 class WaitsInThirdCall(PointDec):
@@ -119,6 +119,22 @@ def test_stages_follow_the_phases() -> None:
     assert seen == ["start", "lower", "plan", "load", "decode", "decode", "transfer"]
     assert state.op == OpPosition(number=5, count=30, name="decoder.conv_in")
     assert (state.done, state.total) == (40, 1000)
+
+
+def test_chunks_of_a_video_are_live() -> None:
+    collector = make_collector()
+    with collector.recording(IDENTITY, REQUEST) as run:
+        run.chunk_started(2, 6)
+        run.op_started(0, 30, "decoder.conv_in", 1)
+        state = collector.live()
+        run.planned(PLAN)
+        again = collector.live()
+        run.delivered((1, 8, 8, 3))
+    assert state is not None
+    assert again is not None
+    assert state.chunk == ChunkPosition(number=3, count=6)
+    assert state.sentence() == "stage start, chunk 3 of 6, op 1 of 30 (decoder.conv_in)"
+    assert again.chunk is None
 
 
 def test_a_new_op_has_no_tile_yet() -> None:

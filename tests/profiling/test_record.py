@@ -79,6 +79,15 @@ def test_contradicting_outcomes_are_refused(status: DecodeStatus, error: str | N
         replace(busy_record(), status=status, error=error, image_shape=shape)
 
 
+def test_lines_older_than_video_are_read() -> None:
+    record = replace(busy_record(), boundaries=(ChunkBoundary(frame=4, smoothness=0.25),))
+    line = json.loads(json.dumps(record.to_json()))
+    del line["n_boundaries"], line["boundaries"][0]["clip"]
+    for name in ("chunk_frames", "n_chunks", "boundaries", "carried_bytes"):
+        del line["plan"][name]
+    assert DecodeRecord.from_json(line) == replace(record, n_boundaries=None)  # its plan has the values of a picture's
+
+
 def test_negative_wall_time_is_refused() -> None:
     with pytest.raises(ValueError, match="wall_ns is -1"):
         replace(busy_record(), wall_ns=-1)

@@ -13,6 +13,7 @@ from halo_vae.profiling.render import markdown, text
 from halo_vae.tests.profiling.fakes import (
     GIB,
     MS,
+    PLAN,
     FakeClock,
     FakeCounter,
     busy_events,
@@ -141,9 +142,38 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 def test_chunk_boundaries_are_shown() -> None:
     boundaries = (ChunkBoundary(frame=4, smoothness=1.0), ChunkBoundary(frame=8, smoothness=0.5))
-    panel = text.render_record(replace(make_record(), boundaries=boundaries))
-    assert line_with(panel, "consistency") == "consistency 0.500 ██████████"
+    panel = text.render_record(replace(make_record(), boundaries=boundaries, n_boundaries=2))
+    shown = line_with(panel, "temporal consistency")
+    assert shown == (
+        "temporal consistency 0.500 ██████████ the least of 2 boundaries; 1 is as smooth as the frames around it"
+    )
     assert line_with(panel, "frame 4").startswith("frame 4 1.000")
+    assert panel.index("frame 8") < panel.index("frame 4")  # the least smooth first
+
+
+def test_many_boundaries_are_cut_and_counted_and_name_their_clip() -> None:
+    def events(run: Any) -> None:
+        run.planned(replace(PLAN, chunk_frames=4, n_chunks=300))
+        for clip in range(2):
+            for frame in range(4, 4 * 300, 4):
+                run.boundary(clip, frame, 1.0 - 0.5 * (clip == 1 and frame == 40))
+
+    panel = text.render_record(record_events(make_collector(), events))
+    assert "0.500" in line_with(panel, "clip 1, frame 40")
+    assert "the least of 598 boundaries" in line_with(panel, "temporal consistency")
+    assert "and 592 more" in panel
+
+
+def test_chunks_and_carried_state_of_a_video_are_shown() -> None:
+    record = make_record()
+    assert record.plan is not None
+    plan = replace(record.plan, chunk_frames=8, n_chunks=3, boundaries=(9, 17), carried_bytes=3 << 20, n_passes=1)
+    panel = text.render_record(replace(record, plan=plan))
+    assert line_with(panel, "chunks") == "chunks 3 chunks of at most 8 frames new chunks at frame 9, 17"
+    assert line_with(panel, "carried state") == "carried state 3.00 MiB from chunk to chunk, in the pool's share"
+    assert "carried state" not in text.render_record(record)
+    assert "chunks" not in text.render_record(record)
+    assert "| chunks | 3 chunks of at most 8 frames |" in markdown.render_record(replace(record, plan=plan))
 
 
 def test_opaque_work_is_not_called_zero() -> None:
