@@ -8,35 +8,19 @@ Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..workers import Task, run_tasks
 from .scratch import carve
+from .winograd_axes import EDGE as EDGE  # others ask here for them
+from .winograd_axes import TAPS as TAPS
+from .winograd_axes import input_axis, output_axis, transform_taps
 
-EDGE = 4
-"""Output pixels per square and axis."""
-TAPS = EDGE + 2
-"""Input pixels per square and axis, and products per axis."""
 BLOCK_BYTES, MIN_SQUARES, MAX_SQUARES = 8 << 20, 128, 512
 """A block holds as many squares as this many bytes of transformed input and products: few enough to stay in a CPU's
 caches, but never so few that the products get slow."""
-FILTER_STEP = 8192
-"""Kernels transformed at a time, so that one step's result stays in cache."""
-
-_A, _B = math.sqrt(0.5), math.sqrt(2.0)
-"""Interpolation points 0, +-sqrt(1/2), +-sqrt(2), infinity. The usual 0, +-1, +-2 lose five times as many digits
-(measured at 512 channels); that points decide the error: Barabasz et al. 2020, arXiv:1803.10986."""
-_G = (
-    (1.0, 0.0, 0.0),
-    (-2 / 3, -2 / 3 * _A, -1 / 3),
-    (-2 / 3, 2 / 3 * _A, -1 / 3),
-    (1 / 6, 1 / 6 * _B, 1 / 3),
-    (1 / 6, -1 / 6 * _B, 1 / 3),
-    (0.0, 0.0, 1.0),
-)
 
 
 def filter_elements(channels: int, out_channels: int) -> int:
@@ -47,15 +31,8 @@ def filter_elements(channels: int, out_channels: int) -> int:
 def transform_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor:
     """[K, C, 3, 3] float32 -> [36, K, C]: G w G^T, into flat `out` of `filter_elements`."""
     k, c = weight.shape[:2]
-    g = torch.tensor(_G, dtype=torch.float64, device=weight.device)
-    both = torch.kron(g, g).to(weight.dtype)
-    taps, target = weight.reshape(k * c, 9), out[: filter_elements(c, k)].view(TAPS * TAPS, k * c)
-
-    def some(start: int) -> Task:
-        stop = start + FILTER_STEP
-        return lambda _: torch.mm(both, taps[start:stop].t(), out=target[:, start:stop])
-
-    run_tasks([some(start) for start in range(0, k * c, FILTER_STEP)], workers)
+    target = out[: filter_elements(c, k)].view(TAPS * TAPS, k * c)
+    transform_taps(weight.reshape(k * c, 9), target, workers)
     return target.view(TAPS * TAPS, k, c)
 
 
@@ -130,47 +107,19 @@ def _block(x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out
     down, across, c, k = out.shape[0] // EDGE, out.shape[1] // EDGE, x.shape[2], out.shape[2]
     r, t, v, m, s, u = carve(scratch, _sizes(down, across, c, k))
     h, w = EDGE * down, EDGE * across
-    _input_axis([x[i : i + h : EDGE] for i in range(TAPS)], list(r), [a.view(down, w + 2, c) for a in t])
+    input_axis([x[i : i + h : EDGE] for i in range(TAPS)], list(r), [a.view(down, w + 2, c) for a in t])
     n = TAPS * down * across * c
     temporaries = [a[:n].view(TAPS, down, across, c) for a in u[:2]]
-    _input_axis([r[:, :, j : j + w : EDGE] for j in range(TAPS)], [v[:, j] for j in range(TAPS)], temporaries)
+    input_axis([r[:, :, j : j + w : EDGE] for j in range(TAPS)], [v[:, j] for j in range(TAPS)], temporaries)
     flat_v, flat_m = v.view(TAPS * TAPS, -1, c), m.view(TAPS * TAPS, -1, k)
     for i in range(TAPS * TAPS):
         torch.mm(flat_v[i], filters[i].t(), out=flat_m[i])
     n = TAPS * down * across * k
-    _output_axis(list(m), list(s), [a[:n].view(TAPS, down, across, k) for a in u])
+    output_axis(list(m), list(s), [a[:n].view(TAPS, down, across, k) for a in u])
     n = down * across * k
     for i in range(EDGE):
         row = out[i::EDGE]
         last = [row[:, j::EDGE] for j in range(EDGE)]
-        _output_axis([s[i, j] for j in range(TAPS)], last, [a[:n].view(down, across, k) for a in u])
+        output_axis([s[i, j] for j in range(TAPS)], last, [a[:n].view(down, across, k) for a in u])
     if bias is not None:
         out.add_(bias)
-
-
-def _input_axis(d: Sequence[Tensor], out: Sequence[Tensor], temporaries: Sequence[Tensor]) -> None:
-    """B^T along one axis: six inputs to six outputs."""
-    a, b = temporaries
-    torch.add(d[4], d[2], alpha=-2.5, out=out[0]).add_(d[0])
-    torch.add(d[4], d[2], alpha=-2, out=a)
-    torch.add(d[3], d[1], alpha=-2, out=b)
-    torch.add(a, b, alpha=_A, out=out[1])
-    torch.add(a, b, alpha=-_A, out=out[2])
-    torch.add(d[4], d[2], alpha=-0.5, out=a)
-    torch.add(d[3], d[1], alpha=-0.5, out=b)
-    torch.add(a, b, alpha=_B, out=out[3])
-    torch.add(a, b, alpha=-_B, out=out[4])
-    torch.add(d[5], d[3], alpha=-2.5, out=out[5]).add_(d[1])
-
-
-def _output_axis(m: Sequence[Tensor], out: Sequence[Tensor], temporaries: Sequence[Tensor]) -> None:
-    """A^T along one axis: six products to four outputs."""
-    p, q, r, s = temporaries
-    torch.add(m[1], m[2], out=p)
-    torch.sub(m[1], m[2], out=q)
-    torch.add(m[3], m[4], out=r)
-    torch.sub(m[3], m[4], out=s)
-    torch.add(m[0], p, out=out[0]).add_(r)
-    torch.mul(q, _A, out=out[1]).add_(s, alpha=_B)
-    torch.mul(p, 0.5, out=out[2]).add_(r, alpha=2)
-    torch.add(m[5], q, alpha=_A**3, out=out[3]).add_(s, alpha=_B**3)
