@@ -57,6 +57,11 @@ class SummaryRun(Run):
     def _ended(self) -> None:
         self._cpu_ns = self._tools.cpu_time_ns() - self._cpu_start_ns
 
+    @property
+    def phase(self) -> Phase:
+        """See Run."""
+        return self._phase
+
     def _now(self) -> int:
         self._event_ns = self._tools.clock.now_ns()
         return self._event_ns

@@ -22,6 +22,9 @@ from .store import HistoryStore, StoreError
 
 log = logging.getLogger("halo_vae")
 Finish = Callable[[Tensor], Tensor]
+OnFrames = Callable[[int, Tensor], None]
+"""Told the index of the first of some frames, counted over all clips, and the frames [n, H, W, C] themselves, whose
+memory is used again afterwards."""
 
 
 class PoolLevels(Protocol):
@@ -56,6 +59,7 @@ class DecoderFacts(Protocol):
         """Where it runs."""
 
 
+R = TypeVar("R")
 D = TypeVar("D", bound=DecoderFacts)
 D_contra = TypeVar("D_contra", bound=DecoderFacts, contravariant=True)
 
@@ -79,6 +83,28 @@ class RecordableEngine(Protocol[D_contra]):
         out_device: torch.device | str = ...,
     ) -> Tensor:
         """The picture [B, H, W, C]."""
+
+
+class FrameEngine(Protocol[D_contra]):
+    """What a record asks of an engine that hands out frames as they finish."""
+
+    @property
+    def pool(self) -> PoolLevels:
+        """Its memory pool."""
+
+    def decode_frames(
+        self,
+        decoder: D_contra,
+        latent: Tensor,
+        settings: DecodeSettings = ...,
+        *,
+        observer: DecodeObserver = ...,
+        finish: Finish = ...,
+        out_dtype: torch.dtype = ...,
+        out_device: torch.device | str = ...,
+        on_frames: OnFrames,
+    ) -> int:
+        """Calls `on_frames` in order and returns the number of frames of all clips."""
 
 
 def identity_of(decoder: DecoderFacts) -> Identity:
@@ -108,6 +134,27 @@ def record_call(
     the history in either case; a history that cannot be written is a warning in the log, never a lost picture.
     While it runs, a decode that reports nothing for ten seconds is named in the log, except at level `off`.
     """
+
+    def deliver(run: Run) -> Tensor:
+        image = call(run)
+        run.delivered(tuple(image.shape))
+        return image
+
+    return _recorded(deliver, identity, latent, settings, collector=collector, pool=pool, forward=forward, store=store)
+
+
+def _recorded(
+    call: Callable[[Run], R],
+    identity: Identity,
+    latent: Tensor,
+    settings: DecodeSettings,
+    *,
+    collector: Collector,
+    pool: PoolLevels | None,
+    forward: DecodeObserver | None,
+    store: HistoryStore | None,
+) -> tuple[R, DecodeRecord]:
+    """As `record_call`, for a call that tells the run itself what it delivered."""
     request = Request(settings=settings, latent_shape=tuple(latent.shape), latent_dtype=dtype_name(latent.dtype))
     run: Run | None = None
     watch = contextlib.nullcontext() if collector.level == "off" else watching(collector.live)
@@ -116,8 +163,7 @@ def record_call(
             if pool is not None:
                 run.pool_at_start(pool.held_bytes)
             try:
-                image = call(run)
-                run.delivered(tuple(image.shape))
+                result = call(run)
             finally:
                 if pool is not None:
                     run.pool_levels(pool.held_bytes, pool.high_water_bytes)
@@ -126,7 +172,7 @@ def record_call(
             append_or_warn(store, run.record)
     if run.record is None:
         raise RuntimeError("a recording ended without a record; report this with the log")
-    return image, run.record
+    return result, run.record
 
 
 def decode_recorded(
@@ -165,6 +211,51 @@ def decode_recorded(
         return _decode(engine, decoder, latent, asked, run, finish, out_dtype, out_device)
 
     return record_call(
+        call, identity_of(decoder), latent, asked, collector=collector, pool=engine.pool, forward=forward, store=store
+    )
+
+
+def decode_frames_recorded(
+    engine: FrameEngine[D],
+    decoder: D,
+    latent: Tensor,
+    settings: DecodeSettings | None = None,
+    *,
+    on_frames: OnFrames,
+    collector: Collector,
+    finish: Finish | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    out_device: torch.device | str = "cpu",
+    forward: DecodeObserver | None = None,
+    store: HistoryStore | None = None,
+) -> tuple[int, DecodeRecord]:
+    """`engine.decode_frames` with a record: the number of frames of all clips, and what they cost.
+
+    `on_frames` runs in the decode's own time, as phase `other`, and may raise to stop it; so does what the other
+    arguments of `decode_recorded` do, which are the same. The record's `image_shape` is [frames, H, W, C].
+    """
+    asked = settings or DecodeSettings()
+
+    def call(run: Run) -> int:
+        sizes: list[tuple[int, ...]] = []
+
+        def hand_on(first: int, frames: Tensor) -> None:
+            sizes[:] = [tuple(frames.shape[1:])]
+            phase = run.phase
+            run.mark("other")
+            on_frames(first, frames)
+            run.mark(phase)
+
+        given = {} if finish is None else {"finish": finish}
+        n = engine.decode_frames(
+            decoder, latent, asked, observer=run, out_dtype=out_dtype, out_device=out_device, on_frames=hand_on, **given
+        )
+        if not sizes:
+            raise RuntimeError(f"the engine counts {n} frames and handed out none; report this with the log")
+        run.delivered((n, *sizes[0]))
+        return n
+
+    return _recorded(
         call, identity_of(decoder), latent, asked, collector=collector, pool=engine.pool, forward=forward, store=store
     )
 

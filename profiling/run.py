@@ -90,6 +90,11 @@ class Run(SilentObserver):
             raise ValueError(f"the recording began on {began}; a decoder on {found} needs its own")
         self.identity = identity
 
+    @property
+    def phase(self) -> Phase:
+        """The phase that the clock runs for; always `other` at this level, which has no clock for phases."""
+        return "other"
+
     def pool_at_start(self, held_bytes: int) -> None:
         """What the pool holds before the decode: memory that it need not take again."""
         self._held_start_bytes = held_bytes

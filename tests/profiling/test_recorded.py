@@ -27,7 +27,13 @@ from halo_vae.optim.weights import MappingWeights
 from halo_vae.profiling import memory
 from halo_vae.profiling.collector import Collector
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus, Identity
-from halo_vae.profiling.recorded import decode_recorded, identity_of, open_and_decode_recorded, record_call
+from halo_vae.profiling.recorded import (
+    decode_frames_recorded,
+    decode_recorded,
+    identity_of,
+    open_and_decode_recorded,
+    record_call,
+)
 from halo_vae.profiling.render.text import render_record
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.profiling.tally import SeenShapes
@@ -107,6 +113,68 @@ def test_arguments_reach_the_engine() -> None:
     }  # fmt: skip
     assert (image.device.type, image.dtype) == ("meta", torch.bfloat16)
     assert record.request.settings == DecodeSettings()
+
+
+class FakeFrameEngine(FakeEngine):
+    """Hands out the pictures of a clip, some at a time, always in the same memory."""
+
+    def decode_frames(self, *args: Any, on_frames: Callable[[int, Tensor], None], step: int = 2, **given: Any) -> int:
+        frames = self.decode(*args, **given)
+        observer: DecodeObserver = given["observer"]
+        observer.mark("stitch")
+        memory = torch.empty_like(frames[:step])
+        for first in range(0, len(frames), step):
+            part = memory[: len(frames[first : first + step])]
+            on_frames(first, part.copy_(frames[first : first + step]))
+            memory.fill_(9)
+        return len(frames)
+
+
+def test_frames_and_record() -> None:
+    z, engine, clock, taken = latent((5, 4, 8, 8)), FakeFrameEngine(), FakeClock(), []
+
+    def take(first: int, frames: Tensor) -> None:
+        clock.advance(7)
+        taken.append((first, frames.clone()))
+
+    collector = make_collector(clock=clock)
+    n, record = decode_frames_recorded(engine, FakeDecoder(), z, SETTINGS, on_frames=take, collector=collector)
+    assert n == 5
+    assert [first for first, _ in taken] == [0, 2, 4]
+    assert torch.equal(torch.cat([frames for _, frames in taken]), to_image(PointDec().decode(z)))
+    assert (record.status, record.image_shape) == (DecodeStatus.OK, (5, 64, 64, 3))
+    assert record.request.latent_shape == (5, 4, 8, 8)
+    assert record.phases is not None
+    assert (record.phases.other_ns, record.phases.stitch_ns) == (21, 0)  # what the caller does is not the decoder's
+    assert engine.asked["finish"] is to_unit_range
+
+
+@pytest.mark.parametrize("level", ["off", "summary", "per_op"])
+def test_whoever_takes_frames_may_stop_the_decode(level: str) -> None:
+    def take(first: int, frames: Tensor) -> None:
+        raise OSError(28, "No space left on device")
+
+    collector, engine = make_collector(level), FakeFrameEngine()
+    with pytest.raises(OSError, match="No space left"):
+        decode_frames_recorded(engine, FakeDecoder(), latent((5, 4, 8, 8)), on_frames=take, collector=collector)
+    (record,) = collector.records()
+    assert (record.status, record.image_shape) == (DecodeStatus.ERROR, None)
+
+
+def test_frames_take_the_arguments_of_a_decode() -> None:
+    engine, shapes = FakeFrameEngine(), []
+
+    def finish(x: Tensor) -> Tensor:
+        return x * 0
+
+    decode_frames_recorded(
+        engine, FakeDecoder(), latent((3, 4, 8, 8)), on_frames=lambda first, frames: shapes.append(frames.dtype),
+        collector=make_collector("off"), finish=finish, out_dtype=torch.bfloat16, out_device="meta",
+    )  # fmt: skip
+    assert engine.asked == {
+        "settings": DecodeSettings(), "finish": finish, "out_dtype": torch.bfloat16, "out_device": "meta",
+    }  # fmt: skip
+    assert shapes == [torch.bfloat16] * 2
 
 
 def test_opening_is_recorded_too() -> None:
