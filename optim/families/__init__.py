@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from ..errors import UnknownDecoderError
 from ..program import Program
 from ..weights import TensorSpec
-from . import hunyuan_image, kl, taesd
+from . import hunyuan_image, hunyuan_video, kl, taesd, wan
 from .keys import PREFIXES, Family, Keys
 
 __all__ = ["FAMILIES", "Family", "detect", "lower"]
 
-FAMILIES: tuple[Family, ...] = (kl.FAMILY, hunyuan_image.FAMILY, taesd.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    kl.FAMILY, hunyuan_image.FAMILY, taesd.FAMILY, wan.WAN21, wan.WAN22, hunyuan_video.HUNYUAN_VIDEO,
+    hunyuan_video.HUNYUAN15, hunyuan_video.HUNYUAN_REFINER,
+)  # fmt: skip
 """In the order they are tried; their names and shapes exclude each other."""
 _KEYS_SHOWN = 6
 

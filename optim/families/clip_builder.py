@@ -82,6 +82,8 @@ class ClipBuilder:
         have, full = self.channels(source), self.keys.full(weight)
         if read != have:
             raise WeightsError(f"{full!r} reads {read} channels, but its input has {have}; the file is damaged")
+        if form == "conv3d" and kernel[0] % 2 == 0:
+            raise WeightsError(f"{full!r} reads {kernel[0]} frames at a time; only odd numbers are known")
         if any(k % 2 == 0 for k in kernel[1:]) or kernel[1] != kernel[2]:
             raise WeightsError(f"{full!r} has a {kernel[1]}x{kernel[2]} kernel; only odd square kernels are known")
         if bias:
@@ -104,7 +106,9 @@ class ClipBuilder:
         )  # fmt: skip
         channels = out // (t * s * s)
         if first_frame == "bypass" and channels != have:
-            raise WeightsError(f"{full!r} gives {channels} channels, but the first frame has {have}; the file is damaged")
+            raise WeightsError(
+                f"{full!r} gives {channels} channels, but the first frame has {have}; the file is damaged"
+            )
         self._check_skip(op, channels)
         grow_t = t * (1 if upsample_time == "none" else 2)
         return self._add(op, channels, source, grow_t, upsample * s)

@@ -102,8 +102,8 @@ class Skip:
     """The channels are repeated as a whole after unpacking (tensor.repeat); else one by one before it
     (repeat_interleave)."""
     unpack: Unpack | None = None
-    """None: as it is. Otherwise its first frame follows the op's `first_frame`, or is dropped where that is `same`
-    and t is above 1."""
+    """None: as it is. Otherwise its first frame follows the op's `first_frame`; where that is `same` and the op itself
+    makes no frames (no `unpack`, or one with t = 1), the first t - 1 frames are dropped (Wan 2.2)."""
     upsampled: bool = False
     """Nearest-upsampled in time and space as the op's source is."""
 
