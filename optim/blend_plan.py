@@ -1,4 +1,4 @@
-"""How a latent is cut for an opaque decoder: equal overlapping tiles, pictures per call, a dtype to start in."""
+"""How a latent is cut for an opaque decoder: equal overlapping tiles and chunks, pictures per call, a first dtype."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .blend_time import TimePlan, asked_chunks, usual_chunks, warn_of_cut_chunk_overlap, whole_clip
 from .blend_weights import overlapped_spans
 from .device import DeviceProfile
 from .events import Choice, Fallback, PeakPrediction, PlanSummary
@@ -24,6 +25,8 @@ MOST_SHARED = 3
 """An overlap takes at most one part in this many of a tile, so that no area is decoded more than about twice."""
 FLOOR_LAT = 8
 """Least tile edge, in latent elements, that a shortage of memory may lead to."""
+FIRST_FLOOR_PX = 256
+"""Tile edge below which chunks of a clip get shorter before its tiles get smaller."""
 MOST_IMAGES = 16
 """Most pictures per call on any device."""
 
@@ -35,7 +38,7 @@ class BlendPlan:
     """The calls of one blended decode."""
 
     shape: tuple[int, ...]
-    """The latent: [B, C, H, W], or [B, C, T, H, W] for clips, which are never cut in time here."""
+    """The latent: [B, C, H, W], or [B, C, T, H, W] for clips."""
     scale: int
     """Picture pixels per latent element."""
     tile: int
@@ -46,6 +49,8 @@ class BlendPlan:
     """Pictures, or clips, per call."""
     most_images: int
     """The cap that images_per_pass was chosen under."""
+    time: TimePlan | None = None
+    """How clips are cut in time; None for pictures."""
 
     @property
     def rows(self) -> tuple[Span, ...]:
@@ -64,19 +69,35 @@ class BlendPlan:
         return tuple(Span(i, min(i + step, n)) for i in range(0, n, step))
 
     @property
-    def is_whole(self) -> bool:
-        """True where one tile is the whole picture, which is then exactly what an untiled decode gives."""
+    def is_untiled(self) -> bool:
+        """True where one tile holds a whole picture, or whole frames."""
         return max(self.shape[-2:]) <= self.tile
+
+    @property
+    def is_whole(self) -> bool:
+        """True where one call holds whole pictures or clips, which are then exactly what an undivided decode gives."""
+        return self.is_untiled and self.n_chunks == 1
+
+    @property
+    def n_chunks(self) -> int:
+        """Parts that a clip is cut into; 1 for pictures."""
+        return 1 if self.time is None else self.time.n_chunks
+
+    @property
+    def calls_per_pass(self) -> int:
+        """Calls of the decoder in one pass when none is repeated."""
+        return len(self.rows) * len(self.cols) * self.n_chunks
 
     @property
     def n_calls(self) -> int:
         """Calls of the decoder when none is repeated."""
-        return len(self.rows) * len(self.cols) * len(self.passes)
+        return self.calls_per_pass * len(self.passes)
 
     @property
     def tile_shape(self) -> tuple[int, ...]:
         """The largest latent that one call gets."""
-        return (self.images_per_pass, *self.shape[1:-2], self.rows[0].size, self.cols[0].size)
+        in_time = () if self.time is None else (self.time.call_latents,)
+        return (self.images_per_pass, self.shape[1], *in_time, self.rows[0].size, self.cols[0].size)
 
     @property
     def tile_px(self) -> tuple[int, int]:
@@ -86,17 +107,23 @@ class BlendPlan:
     @property
     def overlap_px(self) -> int:
         """Overlap in picture pixels; 0 where nothing is cut."""
-        return 0 if self.is_whole else self.overlap * self.scale
+        return 0 if self.is_untiled else self.overlap * self.scale
 
     def smaller(self) -> BlendPlan | None:
-        """The plan to try when memory runs out: one picture per call, then half the tile edge; None at the floor."""
+        """The plan to try when memory runs out: one picture per call, then half the tile edge; None at the floor.
+
+        A clip is tiled before it is cut in time, as a tile's fault ends near its border, while that of a chunk may go
+        on to the end of the clip; but chunks get shorter before tiles get smaller than FIRST_FLOOR_PX.
+        """
         if self.images_per_pass > 1:
             return replace(self, images_per_pass=1)
+        shorter = None if self.time is None else self.time.smaller()
+        floor = FLOOR_LAT if shorter is None else max(FLOOR_LAT, FIRST_FLOOR_PX // self.scale)
         edge = max(self.rows[0].size, self.cols[0].size)
-        if edge <= FLOOR_LAT:
-            return None
-        tile = max(FLOOR_LAT, edge // 2)
-        return replace(self, tile=tile, overlap=min(self.overlap, tile // MOST_SHARED))
+        if edge > floor:
+            tile = max(floor, edge // 2)
+            return replace(self, tile=tile, overlap=min(self.overlap, tile // MOST_SHARED))
+        return None if shorter is None else replace(self, time=shorter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +141,42 @@ def plan_blend(
 ) -> BlendPlan:
     """The plan for a latent of the rank that the decoder takes; an overlap too large for the tile is cut.
 
-    Tile sizes are rounded down to whole latent elements and overlaps up.
+    Tile sizes are rounded down to whole latent elements and overlaps up. A clip is one call in time unless chunks were
+    asked for, or the decoder's own estimate for the whole clip exceeds the device's budget.
     """
     tile = max(1, (settings.tile_size or DEFAULT_TILE_PX) // opaque.scale)
     asked = math.ceil(settings.overlap / opaque.scale)
     overlap = min(asked, tile // MOST_SHARED)
     cap = min(profile.batch_cap, MOST_IMAGES)
     plan = BlendPlan(shape=shape, scale=opaque.scale, tile=tile, overlap=overlap, images_per_pass=1, most_images=cap)
+    if len(shape) == 5:
+        return replace(plan, time=_plan_time(opaque, plan, settings, profile))
     return replace(plan, images_per_pass=_images_per_pass(plan, settings, profile))
 
 
+def _plan_time(opaque: OpaqueDecoder, plan: BlendPlan, settings: DecodeSettings, profile: DeviceProfile) -> TimePlan:
+    """How clips are cut in time: as asked, or not at all, or in short chunks where memory is known to be too small."""
+    n_latents = plan.shape[2]
+    if settings.chunk_frames:
+        return asked_chunks(opaque, n_latents, settings)
+    whole = whole_clip(opaque, n_latents, settings)
+    if profile.budget_bytes is None or opaque.estimate_bytes is None:
+        return whole
+    peak = predict_peak(replace(plan, time=whole), opaque, choose_dtype(opaque, settings).dtype)
+    needed = peak.total if profile.unified_memory else peak.scratch  # elsewhere the picture lies in the host's memory
+    if needed <= profile.budget_bytes:
+        return whole
+    reason = (
+        f"the whole clip would take {needed / 2**30:.2f} GiB of the {profile.budget_bytes / 2**30:.2f} GiB there are"
+    )
+    return usual_chunks(opaque, n_latents, settings, reason)
+
+
 def warn_of_cut_overlap(plan: BlendPlan, settings: DecodeSettings) -> None:
-    """One warning where the plan overlaps its tiles by less than was asked for."""
-    if not plan.is_whole and plan.overlap_px < settings.overlap:
+    """One warning where the plan overlaps its tiles, or its chunks, by less than was asked for."""
+    if plan.time is not None:
+        warn_of_cut_chunk_overlap(plan.time, settings)
+    if not plan.is_untiled and plan.overlap_px < settings.overlap:
         log.warning(
             "an overlap of %d px is too much for tiles of %d px; using %d px (a third of a tile at most)",
             settings.overlap, plan.tile * plan.scale, plan.overlap_px,
@@ -134,8 +184,8 @@ def warn_of_cut_overlap(plan: BlendPlan, settings: DecodeSettings) -> None:
 
 
 def _images_per_pass(plan: BlendPlan, settings: DecodeSettings, profile: DeviceProfile) -> int:
-    """Pictures per call: what fills the device, within its cap. Clips go one by one: a decoder may hold state."""
-    if len(plan.shape) == 5 or not settings.batch_optimization:
+    """Pictures per call: what fills the device, within its cap. (Clips go one by one: a decoder may hold state.)"""
+    if not settings.batch_optimization:
         return 1
     fitting = profile.pass_pixels // math.prod(plan.tile_px)
     return max(1, min(plan.shape[0], plan.most_images, fitting))
@@ -176,10 +226,19 @@ def wider_dtype(opaque: OpaqueDecoder, dtype: torch.dtype) -> torch.dtype | None
 def summarise(plan: BlendPlan, opaque: OpaqueDecoder, choice: DtypeChoice) -> PlanSummary:
     """The plan for records. Its MACs are 0: nobody knows the arithmetic of an opaque decoder."""
     height, width = plan.tile_px
+    time = plan.time
+    choices = [
+        Choice(name="precision", value=dtype_name(choice.dtype), reason=choice.reason),
+        Choice(name="tile", value=f"{height}x{width} pixels", reason=f"an edge of {plan.tile} latents at most"),
+        Choice(name="overlap", value=f"{plan.overlap_px} pixels", reason="at most a third of a tile"),
+        Choice(name="images_per_pass", value=str(plan.images_per_pass), reason=f"at most {plan.most_images}"),
+    ]
+    if time is not None:
+        choices.append(Choice(name="chunks", value=time.value, reason=time.reason))
     return PlanSummary(
         method="blended",
         approximate=not plan.is_whole,
-        strategy="whole" if plan.is_whole else "tiles",
+        strategy="whole" if plan.is_whole else "chunks" if plan.is_untiled else "tiles",
         layout="contiguous",
         tile_px=plan.tile_px,
         overlap_px=plan.overlap_px,
@@ -190,21 +249,26 @@ def summarise(plan: BlendPlan, opaque: OpaqueDecoder, choice: DtypeChoice) -> Pl
         macs=0,
         bytes_moved=0,
         predicted=predict_peak(plan, opaque, choice.dtype),
-        choices=(
-            Choice(name="precision", value=dtype_name(choice.dtype), reason=choice.reason),
-            Choice(name="tile", value=f"{height}x{width} pixels", reason=f"an edge of {plan.tile} latents at most"),
-            Choice(name="overlap", value=f"{plan.overlap_px} pixels", reason="at most a third of a tile"),
-            Choice(name="images_per_pass", value=str(plan.images_per_pass), reason=f"at most {plan.most_images}"),
-        ),
+        choices=tuple(choices),
+        chunk_frames=0 if time is None else opaque.frames(time.call_latents),
+        n_chunks=plan.n_chunks,
+        boundaries=() if time is None else time.boundaries,
     )
 
 
 def predict_peak(plan: BlendPlan, opaque: OpaqueDecoder, dtype: torch.dtype) -> PeakPrediction:
-    """Bytes at the peak: the decoder's own estimate for a tile (where it has one), its float32 result, the picture."""
-    pixels = math.prod(plan.tile_px)
-    frames = opaque.frames(plan.shape[2]) if len(plan.shape) == 5 else 1
-    tile_bytes = 4 * plan.images_per_pass * opaque.output_channels * frames * pixels
-    picture = math.prod(plan.shape[-2:]) * plan.scale**2
+    """Bytes at the peak: the decoder's own estimate for a tile (where it has one), its float32 result, the picture.
+
+    Frames that chunks share are held once more, beside the picture, while a chunk's tiles arrive.
+    """
+    frames, all_frames, held = 1, 1, 0
+    if plan.time is not None:
+        frames, all_frames = opaque.frames(plan.time.call_latents), opaque.frames(plan.time.n_latents)
+        held = 0 if plan.is_untiled else plan.time.most_shared
+    frame_bytes = 4 * opaque.output_channels * math.prod(plan.shape[-2:]) * plan.scale**2
+    tile_bytes = 4 * plan.images_per_pass * opaque.output_channels * frames * math.prod(plan.tile_px)
     estimate = opaque.estimate_bytes(plan.tile_shape, dtype) if opaque.estimate_bytes is not None else 0
-    output = 4 * plan.shape[0] * opaque.output_channels * frames * picture
-    return PeakPrediction(pool=0, scratch=estimate + tile_bytes, packed=0, output=output)
+    return PeakPrediction(
+        pool=0, scratch=estimate + tile_bytes, packed=0,
+        output=(plan.shape[0] * all_frames + held) * frame_bytes,
+    )  # fmt: skip

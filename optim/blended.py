@@ -1,8 +1,8 @@
-"""The blended method: overlapping tiles of an opaque decoder, feathered into one picture.
+"""The blended method: overlapping tiles of an opaque decoder, and chunks of clips, feathered into one picture.
 
 It repairs what it can: a non-finite tile is decoded again in float32, a shortage of memory starts the decode again
-with smaller tiles. Tiles lack the neighbours that a decoder's convolutions and norms would see, so the picture is
-approximate unless one tile holds it all.
+with smaller tiles or shorter chunks. They lack the neighbours that a decoder's convolutions and norms would see, so the
+picture is approximate unless one call holds it all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from .blend_canvas import Canvas, Spot
 from .blend_plan import BlendPlan, DtypeChoice, choose_dtype, plan_blend, summarise, warn_of_cut_overlap, wider_dtype
+from .blend_time import Chunk
 from .blend_weights import feather
 from .device import DeviceProfile, describe_device
 from .errors import HaloError, NonFiniteError
@@ -25,6 +27,7 @@ from .rng import RandomScope
 from .settings import DecodeSettings
 from .store import Finish, to_unit_range
 from .tiling import Span
+from .video.consistency import ConsistencyMeter
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,6 @@ Weights = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 MAX_ATTEMPTS = 8
 """Most times a decode begins, the first included."""
 OP_NAME = "decode"
-_FINISH_ROWS = 256
 
 
 def decode_blended(
@@ -49,7 +51,8 @@ def decode_blended(
 ) -> Tensor:
     """Decode a latent [B, C, H, W] or [B, C, T, H, W] to pictures [B * frames, H, W, C], float32, on `out_device`.
 
-    One tile that holds the whole latent is one call per pass, bit-equal to the untiled decode. The latent is read only;
+    One tile that holds the whole latent is one call per pass, bit-equal to the untiled decode. Clips are decoded one by
+    one, in chunks of `chunk_frames` that share `chunk_overlap` where they do not fit at once. The latent is read only;
     the global random state is as it was before, also after an error; gradients are never recorded. `profile` is the
     device's own unless given. LatentError on a latent that does not fit or is not finite; NonFiniteError where no
     allowed dtype gives a finite tile; torch's out-of-memory error where no smaller tile helps. Whatever the observer or
@@ -82,7 +85,8 @@ class _Run:
     ) -> None:
         self.opaque, self.latent, self.settings, self.choice = opaque, latent, settings, choice
         self.finish, self.observer, self.out_device, self.rng = finish, observer, out_device, rng
-        self.out: Tensor | None = None
+        n_frames = opaque.frames(latent.shape[2]) if latent.ndim == 5 else None
+        self.canvas = Canvas(opaque.name, tuple(latent.shape), opaque.scale, n_frames, out_device)
         self.tried: Counter[torch.dtype] = Counter()
         self.failed: Counter[torch.dtype] = Counter()
         self.kept: Counter[torch.dtype] = Counter()
@@ -101,7 +105,10 @@ class _Run:
                 break
             self._report_shortage(plan, smaller, shortage)  # outside the except block: its traceback is gone
             plan = smaller
-        return self._finished()
+        self.observer.mark("stitch")
+        images = self.canvas.finished(self.finish)
+        self._report_boundaries(plan, images)
+        return images
 
     def _attempt(self, plan: BlendPlan, *, may_retry: bool) -> str | None:
         """Run a plan; the message of the out-of-memory error if it ended so and may be tried again."""
@@ -123,33 +130,53 @@ class _Run:
 
     def _decode_all(self, plan: BlendPlan) -> None:
         """Every call of a plan, into a clean accumulator."""
-        if self.out is not None:
-            self.out.zero_()
+        self.canvas.clear()
         self.n_done = 0
         self.rng.rewind()
         calls = _Calls(self.opaque)
-        weights = None if plan.is_whole else (self._weights(plan.rows), self._weights(plan.cols))
-        for images in plan.passes:
-            self._decode_pass(plan, calls, images, weights)
+        weights = None if plan.is_untiled else (self._weights(plan.rows), self._weights(plan.cols))
+        for n, images in enumerate(plan.passes):
+            self.kept.clear()
+            self.observer.op_started(0, 1, OP_NAME, plan.calls_per_pass)
+            self._decode_pass(plan, calls, n, weights)
+            self._report_pass()
             self.observer.pass_done(images.size, plan.images_per_pass)
         for dtype, n_failed in self.failed.items():
             self.opaque.memory.record(dtype, n_calls=self.tried[dtype], n_failed=n_failed)
 
-    def _decode_pass(self, plan: BlendPlan, calls: _Calls, images: Span, weights: Weights | None) -> None:
-        """Every tile of some of the pictures."""
+    def _decode_pass(self, plan: BlendPlan, calls: _Calls, n: int, weights: Weights | None) -> None:
+        """Some of the pictures, or a clip chunk by chunk."""
+        images = plan.passes[n]
+        if plan.time is None:
+            self._decode_tiles(plan, calls, images, None, 0, weights)
+            return
+        for i, chunk in enumerate(plan.time.chunks):
+            self.observer.chunk_started(n * plan.n_chunks + i, len(plan.passes) * plan.n_chunks)
+            if plan.n_chunks == 1:
+                self._decode_tiles(plan, calls, images, None, 0, weights)
+            else:
+                self._decode_tiles(plan, calls, images, chunk, i, weights)
+                self.canvas.close_chunk(images, chunk)
+
+    def _decode_tiles(
+        self, plan: BlendPlan, calls: _Calls, images: Span, chunk: Chunk | None, i_chunk: int, weights: Weights | None
+    ) -> None:
+        """Every tile of some pictures, or of a chunk (None: all frames) of a clip."""
+        latent = self.latent[images.start : images.stop]
+        if chunk is not None:
+            latent = latent[:, :, chunk.latents.start : chunk.latents.stop]
         tiles = [(i, j) for i in range(len(plan.rows)) for j in range(len(plan.cols))]
         rows, cols = plan.rows, plan.cols
-        self.kept.clear()
-        self.observer.op_started(0, 1, OP_NAME, len(tiles))
-        for n, (i, j) in enumerate(tiles):
+        for n, (i, j) in enumerate(tiles, i_chunk * len(tiles)):
             row, col = rows[i], cols[j]
-            part = self.latent[images.start : images.stop, ..., row.start : row.stop, col.start : col.stop]
-            raw = self._decode_tile(calls, part, n, len(tiles))
+            raw = self._decode_tile(
+                calls, latent[..., row.start : row.stop, col.start : col.stop], n, plan.calls_per_pass
+            )
             self.observer.mark("stitch")
-            self._place(raw, images, row, col, None if weights is None else weights[0][i][:, None] * weights[1][j])
+            spot = Spot(images=images, row=row, col=col, chunk=chunk)
+            self._place(raw, spot, None if weights is None else weights[0][i][:, None] * weights[1][j])
             del raw
             self._progress(plan.n_calls)
-        self._report_pass()
 
     def _decode_tile(self, calls: _Calls, part: Tensor, i: int, n: int) -> Tensor:
         """One finite raw tile; a non-finite one is decoded again in a wider dtype, with the same noise."""
@@ -205,40 +232,19 @@ class _Run:
         _check_shape(self.opaque, tuple(part.shape), raw)
         return raw
 
-    def _place(self, raw: Tensor, images: Span, row: Span, col: Span, weight: Tensor | None) -> None:
-        """Add a raw tile to the accumulator, weighted; without a weight it is the whole picture and copied as it is."""
+    def _place(self, raw: Tensor, spot: Spot, weight: Tensor | None) -> None:
+        """Bring a raw tile to where the picture is, and put it in."""
         frames = raw.movedim(2, 1).flatten(0, 1) if raw.ndim == 5 else raw
         if frames.device != self.out_device:
             self.observer.mark("transfer")
             frames = frames.to(self.out_device)
             self.observer.mark("stitch")
-        per_item = frames.shape[0] // images.size
-        out = self._accumulator(frames, per_item)
-        s = self.opaque.scale
-        part = images.scaled(per_item)
-        target = out[part.start : part.stop, row.start * s : row.stop * s, col.start * s : col.stop * s].movedim(-1, 1)
-        if weight is None:
-            target.copy_(frames)
-        else:
-            target.addcmul_(frames.float(), weight)
+        self.canvas.add(frames, spot, weight)
 
     def _weights(self, spans: tuple[Span, ...]) -> tuple[Tensor, ...]:
         """Weights per picture pixel of each span, along one axis."""
         scaled = tuple(span.scaled(self.opaque.scale) for span in spans)
         return tuple(weight.to(self.out_device) for weight in feather(scaled))
-
-    def _accumulator(self, frames: Tensor, per_item: int) -> Tensor:
-        """The picture [B * frames, H, W, C]; made at the first tile, which tells frames and channels."""
-        h, w = (side * self.opaque.scale for side in self.latent.shape[-2:])
-        shape = (self.latent.shape[0] * per_item, h, w, frames.shape[1])
-        if self.out is None:
-            with torch.inference_mode(mode=False):  # a normal tensor: the caller may write into it
-                self.out = torch.zeros(shape, dtype=torch.float32, device=self.out_device)
-        elif tuple(self.out.shape) != shape:
-            raise HaloError(
-                f"{self.opaque.name} gave tiles of different kinds: for {shape} now, for {tuple(self.out.shape)} before"
-            )
-        return self.out
 
     def _progress(self, n_calls: int) -> None:
         """One more call is done; tell the share, unless an attempt that failed had come further."""
@@ -258,16 +264,16 @@ class _Run:
                 )
             )  # fmt: skip
 
-    def _finished(self) -> Tensor:
-        """The picture, brought into its range in bands of rows, so that no second picture is held."""
-        if self.out is None:
-            raise HaloError(f"{self.opaque.name} was never called; this is a fault of the blended method")
-        self.observer.mark("stitch")
-        for picture in self.out:
-            for top in range(0, picture.shape[0], _FINISH_ROWS):
-                band = picture[top : top + _FINISH_ROWS].movedim(-1, 0).unsqueeze(0)
-                band.copy_(self.finish(band))
-        return self.out
+    def _report_boundaries(self, plan: BlendPlan, images: Tensor) -> None:
+        """Tell how smooth each clip is where its chunks meet."""
+        if plan.time is None or plan.n_chunks == 1:
+            return
+        meter, boundaries = ConsistencyMeter(), plan.time.boundaries
+        for clip, frames in enumerate(images.chunk(self.latent.shape[0])):
+            meter.start_clip()
+            meter.feed(frames)
+            for frame, smoothness in meter.scores(boundaries):
+                self.observer.boundary(clip, frame, smoothness)
 
 
 class _Calls:
@@ -285,7 +291,8 @@ class _Calls:
 
 def _size_text(plan: BlendPlan) -> str:
     height, width = plan.tile_px
-    return f"{height}x{width} px, {plan.images_per_pass} per call"
+    in_time = "" if plan.time is None else f" of {plan.time.call_latents} latent frames"
+    return f"{height}x{width} px, {plan.images_per_pass} per call{in_time}"
 
 
 def _out_of_memory(plan: BlendPlan) -> Exception:

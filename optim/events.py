@@ -58,7 +58,7 @@ class PlanSummary:
     approximate: bool
     """True where the picture may differ from an untiled decode by more than rounding."""
     strategy: str
-    """`strips`, `tiles`, or `whole` for an opaque decoder in one call."""
+    """`strips`, `tiles`; for an opaque decoder also `whole` (one call) and `chunks` (whole frames, parts of a clip)."""
     layout: str
     """`channels_last` or `contiguous`."""
     tile_px: tuple[int, int]

@@ -47,6 +47,9 @@ class DecodeSettings:
     """Keep programs, plans and packed weights between decodes."""
     keep_bytes: int = KEEP_BYTES
     """Most bytes that stay in the pool after the decode."""
+    chunk_overlap: int = 8
+    """Output frames that neighbouring chunks of a video share; the blended method only, as exact chunks carry what
+    they need. At least a lead-in of one latent frame is shared, and at most half a chunk."""
 
     def __post_init__(self) -> None:
         """Check every field against its type and range."""
@@ -66,6 +69,8 @@ class DecodeSettings:
             raise SettingsError(f"overlap is {self.overlap} pixels; give 0 to 8192")
         if not 0 <= self.chunk_frames <= 4096:
             raise SettingsError(f"chunk_frames is {self.chunk_frames}; give 0 (the planner chooses) to 4096")
+        if not 0 <= self.chunk_overlap <= 4096:
+            raise SettingsError(f"chunk_overlap is {self.chunk_overlap} frames; give 0 to 4096")
         if not -1 <= self.seed < 2**64:
             raise SettingsError(f"seed is {self.seed}; give -1 (the global generator) or 0 to 2**64 - 1")
         if self.keep_bytes < 0:
