@@ -57,7 +57,7 @@ def decode_tiled(
     """The node HaloVAEDecodeTiled; its stock method is the host's tiled decode."""
     settings = DecodeSettings(
         method=cast(Method, method), precision_mode=cast(PrecisionMode, precision_mode),
-        tile_size=tile_size, overlap=overlap, chunk_frames=temporal_size,
+        tile_size=tile_size, overlap=overlap, chunk_frames=temporal_size, chunk_overlap=temporal_overlap,
         batch_optimization=batch_optimization, memory_prefetching=memory_prefetching,
         adaptive_precision=adaptive_precision, tensor_layout_optimization=tensor_layout_optimization,
         advanced_caching=advanced_caching,

@@ -11,7 +11,9 @@ from ..optim.errors import LatentError
 
 
 def latent_of(samples: Mapping[str, Any]) -> Tensor:
-    """The latent of a LATENT dictionary, unchanged and not copied; of a nested one (video and audio) the first part.
+    """The latent of a LATENT dictionary, unchanged and not copied; of a nested one (video and audio) the video part.
+
+    That is the first part of rank 5, or the first part where none is: the host puts the picture before the sound.
 
     LatentError where the dictionary has no tensor under "samples".
     """
@@ -25,7 +27,7 @@ def latent_of(samples: Mapping[str, Any]) -> Tensor:
         parts = latent.unbind()
         if not parts:
             raise LatentError("the nested latent holds no part; connect the output of a sampler")
-        latent = parts[0]
+        latent = next((part for part in parts if isinstance(part, Tensor) and part.ndim == 5), parts[0])
     if not isinstance(latent, Tensor):
         raise LatentError(f"'samples' holds a {type(latent).__name__}; a tensor is needed")
     return latent

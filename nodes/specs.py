@@ -157,11 +157,12 @@ DECODE_TILED = NodeSpec(
         ),
         Widget(
             id="temporal_size", kind="int", default=64, minimum=8, maximum=4096, step=4,
-            tooltip="Frames of a video decoded at a time; the stock method only, for now.",
+            tooltip="Frames of a video decoded at a time; a decoder that is known shows no border between them.",
         ),
         Widget(
             id="temporal_overlap", kind="int", default=8, minimum=4, maximum=4096, step=4,
-            tooltip="Frames that neighbouring parts of a video share; the stock method only, for now.",
+            tooltip="Frames that neighbouring parts of a video share; the blended and stock methods only. At most half "
+            "a part is used.",
         ),
         *_CHOICES,
         *_SWITCHES,

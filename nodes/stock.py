@@ -47,19 +47,22 @@ def decode_stock(
 def _decode_tiled(vae: Any, latent: Tensor, tiled: TiledOptions) -> Tensor:
     """The host's tiled decode with sizes in latent elements, limited as the host's own node limits them."""
     overlap = min(tiled.overlap, tiled.tile_size // 4)
-    frames: int | None = None
-    shared: int | None = None
-    if (in_time := vae.temporal_compression_decode()) is not None:
-        wide = tiled.temporal_size >= 2 * tiled.temporal_overlap
-        frames = max(2, tiled.temporal_size // in_time)
-        shared = (tiled.temporal_overlap if wide else tiled.temporal_overlap // 2) // in_time
-        shared = max(1, min(frames // 2, shared))
+    in_time = vae.temporal_compression_decode()
+    frames, shared = (None, None) if in_time is None else _chunk(tiled, in_time)
     scale = vae.spacial_compression_decode()
     edge = tiled.tile_size // scale
     images: Tensor = vae.decode_tiled(
         latent, tile_x=edge, tile_y=edge, overlap=overlap // scale, tile_t=frames, overlap_t=shared
     )
     return images
+
+
+def _chunk(tiled: TiledOptions, in_time: int) -> tuple[int, int]:
+    """Latent frames that the host decodes at a time, and how many of them neighbours share."""
+    wide = tiled.temporal_size >= 2 * tiled.temporal_overlap
+    frames = max(2, tiled.temporal_size // in_time)
+    shared = (tiled.temporal_overlap if wide else tiled.temporal_overlap // 2) // in_time
+    return frames, max(1, min(frames // 2, shared))
 
 
 def _summary(opaque: OpaqueDecoder, shape: tuple[int, ...], tiled: TiledOptions | None) -> PlanSummary:
@@ -69,10 +72,24 @@ def _summary(opaque: OpaqueDecoder, shape: tuple[int, ...], tiled: TiledOptions 
     estimate = 0 if opaque.estimate_bytes is None else opaque.estimate_bytes(shape, opaque.dtype)
     output = 4 * math.prod((shape[0], frames, height, width, opaque.output_channels))
     edges = (height, width) if tiled is None else (min(height, tiled.tile_size), min(width, tiled.tile_size))
+    starts, in_call = _chunk_starts(opaque, shape, tiled)
     return PlanSummary(
-        method="stock", approximate=edges != (height, width), strategy="whole", layout="contiguous", tile_px=edges,
-        overlap_px=0 if tiled is None else tiled.overlap, n_tiles=1, tile_grid=(1, 1), images_per_pass=shape[0],
-        n_passes=1, macs=0, bytes_moved=0,
+        method="stock", approximate=edges != (height, width) or len(starts) > 1, strategy="whole", layout="contiguous",
+        tile_px=edges, overlap_px=0 if tiled is None else tiled.overlap, n_tiles=1, tile_grid=(1, 1),
+        images_per_pass=shape[0], n_passes=1, macs=0, bytes_moved=0,
         predicted=PeakPrediction(pool=0, scratch=estimate, packed=0, output=output),
         choices=(Choice(name="method", value="stock", reason="as asked"),),
+        chunk_frames=opaque.frames(in_call) if len(shape) == 5 else 0, n_chunks=len(starts),
+        boundaries=tuple(opaque.frames(start + 1) - 1 for start in starts[1:]),
     )  # fmt: skip
+
+
+def _chunk_starts(opaque: OpaqueDecoder, shape: tuple[int, ...], tiled: TiledOptions | None) -> tuple[range, int]:
+    """First latent frame of each of the host's calls in time, and latent frames per call at most."""
+    n_latents = shape[2] if len(shape) == 5 else 1
+    if tiled is None or n_latents == 1:
+        return range(1), n_latents
+    frames, shared = _chunk(tiled, opaque.time_ratio)
+    if n_latents <= frames:
+        return range(1), n_latents
+    return range(0, n_latents - shared, frames - shared), frames
