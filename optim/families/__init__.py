@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from ..errors import UnknownDecoderError
 from ..program import Program
 from ..weights import TensorSpec
-from . import hunyuan_image, hunyuan_video, kl, taesd, wan
+from . import cogvideox, cosmos, hunyuan_image, hunyuan_video, kl, ltx, mochi, svd, taehv, taesd, wan
 from .keys import PREFIXES, Family, Keys
 
 __all__ = ["FAMILIES", "Family", "detect", "lower"]
 
 FAMILIES: tuple[Family, ...] = (
     kl.FAMILY, hunyuan_image.FAMILY, taesd.FAMILY, wan.WAN21, wan.WAN22, hunyuan_video.HUNYUAN_VIDEO,
-    hunyuan_video.HUNYUAN15, hunyuan_video.HUNYUAN_REFINER,
+    hunyuan_video.HUNYUAN15, hunyuan_video.HUNYUAN_REFINER, cosmos.FAMILY, cogvideox.FAMILY, svd.FAMILY,
+    ltx.FAMILY, mochi.FAMILY, taehv.FAMILY,
 )  # fmt: skip
 """In the order they are tried; their names and shapes exclude each other."""
 _KEYS_SHOWN = 6
@@ -29,7 +30,8 @@ def lower(specs: Mapping[str, TensorSpec], *, hints: Mapping[str, str] | None = 
     """The decoder as a Program whose ops carry the source's own tensor names; reads names, shapes and dtypes only.
 
     Tensors outside the decoder are ignored, and a checkpoint's usual prefixes are found. `hints` are facts that shapes
-    cannot tell, usually a file's metadata: `norm_groups` (32), `tae_latent_channels`; others are ignored.
+    cannot tell, usually a file's metadata: `norm_groups` (32), `tae_latent_channels`, `latent_scale` (TAEHV),
+    `config` (LTX-Video); others are ignored.
 
     Raises:
         UnknownDecoderError: no family knows these names.

@@ -22,7 +22,7 @@ UNKNOWN: dict[str, Shapes] = {
     "ltx": {"decoder.up_blocks.0.res_blocks.0.conv1.conv.weight": (512, 512, 3, 3, 3)},
     "hunyuan_video_flat": {name.replace("conv_in", "conv_in.conv"): shape for name, shape in KL.items()},
     "kl_with_5d": KL | {"decoder.conv_in.weight": (64, 32, 3, 3, 3)},
-    "svd": KL | {"decoder.mid.block_1.mix_factor": (1,)},
+    "svd_with_attention_in_time": KL | {"decoder.mid.block_1.mix_factor": (1,), "decoder.mid.attn_1.mix_factor": (1,)},
     "svd_diffusers": {"decoder.mid_block.resnets.0.spatial_res_block.conv1.weight": (64, 64, 3, 3)},
     "vq": KL | {"quantize.embedding.weight": (8192, 4)},
     "movq": KL | {"decoder.norm_out.norm_layer.weight": (32,)},
