@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from ..errors import WeightsError
 from ..program import Program
 from ..weights import TensorSpec
@@ -61,6 +63,10 @@ class Keys:
     def ndim(self, name: str) -> int:
         """Number of axes of a tensor that exists."""
         return len(self._specs[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Stored dtype of a tensor that exists."""
+        return self._specs[name].dtype
 
     def shape(self, name: str, ndim: int | None = None) -> tuple[int, ...]:
         """Shape of a tensor. WeightsError if it is absent or has another number of axes than asked."""

@@ -10,6 +10,7 @@ a half. Nothing of the host's is copied: only its classes are called.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -44,6 +45,10 @@ class Recipe:
     """What the weights are rounded to and stored in."""
     frames_in_batch: bool = False
     """The module takes the frames of one clip as its batch [T, C, h, w]."""
+    config: dict[str, Any] | None = None
+    """What a real file says of its layout, as JSON under "vae"."""
+    noise_seed: int | None = None
+    """Seed of torch's global generator, set just before each decode."""
 
 
 def mochi() -> Any:
@@ -122,6 +127,35 @@ def taehv(latent_channels: int, latent_format: str | None) -> Any:
         host.conv, host.MemBlock, host.TGrow = conv, mem, grow
 
 
+LTX = {
+    "dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": 128, "norm_layer": "pixel_norm", "patch_size": 4,
+    "latent_log_var": "uniform", "use_quant_conv": False, "encoder_blocks": [["res_x", {"num_layers": 1}]],
+    "encoder_base_channels": 8, "decoder_base_channels": 4,
+}  # fmt: skip
+LTX_NOISE = LTX | {
+    "decoder_blocks": [
+        ["res_x", {"num_layers": 1, "inject_noise": True}], ["compress_all", {"residual": True, "multiplier": 2}],
+        ["res_x", {"num_layers": 2, "inject_noise": True}], ["compress_all", {"residual": True, "multiplier": 2}],
+        ["res_x", {"num_layers": 1, "inject_noise": False}],
+    ],
+    "causal_decoder": False, "timestep_conditioning": True,
+}  # fmt: skip
+LTX_SPLIT = LTX | {
+    "decoder_blocks": [
+        ["res_x", {"num_layers": 1}], ["compress_space", {"multiplier": 2}], ["res_x_y", {"multiplier": 2}],
+        ["compress_time", {"multiplier": 1}], ["res_x", {"num_layers": 2}],
+        ["compress_all", {"residual": True, "multiplier": 2}],
+    ],
+    "causal_decoder": True, "spatial_padding_mode": "zeros",
+}  # fmt: skip
+
+
+def ltx(config: dict[str, Any]) -> Any:
+    from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
+
+    return VideoVAE(config=config)
+
+
 def wrapped(decoder: Any) -> Any:
     """A module that holds the decoder under its name in checkpoints."""
     import torch
@@ -189,6 +223,20 @@ RECIPES = {
         cases={"a": (1, 4, 5, 5, 7), "one_frame": (1, 4, 1, 5, 3), "batch2": (2, 4, 2, 4, 5)},
         last="decoder.conv_out.time_mix_conv",
     ),
+    "ltx_noise": Recipe(
+        family="ltx",
+        facts="LTX-Video 0.9.1 style: timestep conditioning, noise on the latent and in convolutions, from torch's "
+        "global generator: seed 7 set just before each decode; 4 T - 3 frames",
+        build=lambda: ltx(LTX_NOISE), config=LTX_NOISE, noise_seed=7, keep=("decoder.", "per_channel_statistics."),
+        cases={"a": (1, 128, 3, 4, 3), "one_frame": (1, 128, 1, 2, 3)}, last="decoder.conv_out.conv",
+    ),
+    "ltx_split": Recipe(
+        family="ltx",
+        facts="LTX-Video blocks that double space and time apart; causal, zeros beyond the picture; 4 T - 3 frames",
+        build=lambda: ltx(LTX_SPLIT), config=LTX_SPLIT, keep=("decoder.", "per_channel_statistics."),
+        cases={"a": (1, 128, 3, 4, 3), "one_frame": (1, 128, 1, 2, 3), "batch2": (2, 128, 2, 3, 2)},
+        last="decoder.conv_out.conv",
+    ),
 }  # fmt: skip
 
 
@@ -199,11 +247,13 @@ def set_weights(module: Any, recipe: Recipe, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
+            if name.endswith("timestep_scale_multiplier"):
+                continue  # 1000, without which the timestep says nothing
             noise = torch.randn(tensor.shape, generator=generator)
             if tensor.ndim > 1:
                 value = noise * math.prod(tensor.shape[1:]) ** -0.5
             else:
-                value = noise * 0.1 + (1.0 if name.endswith(("weight", "_std")) else 0.0)
+                value = noise * 0.1 + (1.0 if name.endswith(("weight", "_std", "std-of-means")) else 0.0)
                 value = noise if name.endswith("mix_factor") else value
             tensor.copy_(value.to(getattr(torch, recipe.dtype)))
 
@@ -211,6 +261,8 @@ def set_weights(module: Any, recipe: Recipe, seed: int) -> None:
 def decode(module: Any, recipe: Recipe, z: Any) -> Any:
     import torch
 
+    if recipe.noise_seed is not None:
+        torch.manual_seed(recipe.noise_seed)
     with torch.no_grad():
         if not recipe.frames_in_batch:
             return module.decode(z.clone())
@@ -243,7 +295,8 @@ def make(name: str, version: str) -> None:
     stored |= {f"w:{key}": t for key, t in recipe.extra().items()}
     metadata = {
         "family": recipe.family, "facts": recipe.facts, "reference": f"ComfyUI {version} module, fp32, CPU",
-        "weights": f"random, seeded, rounded to {recipe.dtype}", "config": "",
+        "weights": f"random, seeded, rounded to {recipe.dtype}",
+        "config": json.dumps({"vae": recipe.config}) if recipe.config else "",
         "latent_channels": str(latents["a"].shape[1]),
     }  # fmt: skip
     path = GOLDEN_DIR / f"{name}.safetensors"
