@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,15 @@ from torch import Tensor
 GOLDEN_DIR = Path(__file__).parent / "golden"
 IMAGE_GOLDENS = ("kl_sd", "kl_diffusers", "kl_flux", "kl_flux2", "kl_x4", "hunyuan_image", "taesd")
 """Every golden of a picture decoder."""
-GOLDEN_FAMILY = {name: "kl" if name.startswith("kl_") else name for name in IMAGE_GOLDENS}
+VIDEO_GOLDENS = (
+    "wan21", "wan22", "hunyuan_video", "hunyuan15", "hunyuan_refiner", "ltx_plain", "ltx_causal", "ltx_timestep",
+)  # fmt: skip
+"""Goldens of clip decoders; a batch is as many clips, each decoded by itself."""
+NOISE_SEED = 7
+"""Seed of torch's global generator just before each decode of `ltx_timestep`, which adds noise."""
+GOLDEN_FAMILY = {
+    name: name.split("_")[0] if name.startswith(("kl_", "ltx_")) else name for name in (*IMAGE_GOLDENS, *VIDEO_GOLDENS)
+}
 """Family that each golden must be recognised as."""
 TOLERANCE = 2e-4
 """Largest difference from the reference in float32: its own rounding against float64 is a tenth of this."""
@@ -21,13 +30,26 @@ TOLERANCE = 2e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """One tiny decoder: weights under their real names, latents [B, C, h, w] and raw pictures [B, 3, H, W] by case."""
+    """One tiny decoder: weights under their real names, latents and what they decode to, raw, by case.
+
+    Pictures: latents [B, C, h, w] to [B, 3, H, W]. Clips: latents [B, C, T, h, w] to [B, 3, frames, H, W].
+    """
 
     name: str
     weights: Mapping[str, Tensor]
     latents: Mapping[str, Tensor]
     expected: Mapping[str, Tensor]
     metadata: Mapping[str, str]
+
+    @property
+    def config(self) -> str | None:
+        """JSON of the decoder's hyperparameters, None where names and shapes tell them all."""
+        return self.metadata.get("config") or None
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """The metadata of a real file with these weights, as `lower` takes it."""
+        return {} if self.config is None else {"config": json.dumps({"vae": json.loads(self.config)})}
 
 
 @cache
