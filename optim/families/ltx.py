@@ -60,7 +60,7 @@ def lower(keys: Keys, hints: Mapping[str, str]) -> Program:
 
 
 def _version(keys: Keys) -> int:
-    if keys.shape(_FIRST, 5)[0] != _WIDE:
+    if _FIRST not in keys or keys.shape(_FIRST)[0] != _WIDE:
         return 0
     return 2 if _NEW_ENCODER in keys else 1
 

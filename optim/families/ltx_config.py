@@ -107,7 +107,7 @@ def _layout(config: Mapping[str, Any]) -> Layout:
                 f"the LTX config's {name} is {_short(given)}; only {_short(known)} is known, so use the blended method"
             )
     border = config.get("spatial_padding_mode", "reflect")
-    if border not in _BORDERS:
+    if not isinstance(border, str) or border not in _BORDERS:
         raise WeightsError(
             f"the LTX config's spatial_padding_mode is {_short(border)}; {', '.join(_BORDERS)} are known, so use the "
             "blended method"

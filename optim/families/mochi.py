@@ -94,8 +94,8 @@ def _grow(build: ClipBuilder, name: str, source: int, *, after: str) -> int:
     t, rest = divmod(out, width * UPSAMPLE**2)
     if rest or t < 1:
         raise WeightsError(
-            f"{build.keys.full(name)!r} gives {out} channels, of which no whole number of frames with {UPSAMPLE} x "
-            f"{UPSAMPLE} pixels of {width} channels can be made; the file is damaged"
+            f"{build.keys.full(name + '.weight')!r} gives {out} channels, of which no whole number of frames with "
+            f"{UPSAMPLE} x {UPSAMPLE} pixels of {width} channels can be made; the file is damaged"
         )
     return build.conv(
         name, source, form="linear", unpack=Unpack(t=t, s=UPSAMPLE), first_frame="drop" if t > 1 else "same"

@@ -19,7 +19,7 @@ KL = kl_ldm(4, (64, 32))
 UNKNOWN: dict[str, Shapes] = {
     # name of the decoder: the names and shapes that give it away
     "wan_like": {"decoder.middle.0.residual.0.gamma": (8, 1, 1, 1), "decoder.middle.0.residual.0.beta": (8, 1, 1, 1)},
-    "ltx": {"decoder.up_blocks.0.res_blocks.0.conv1.conv.weight": (512, 512, 3, 3, 3)},
+    "ltx_encoder": {"encoder.down_blocks.0.res_blocks.0.conv1.conv.weight": (512, 512, 3, 3, 3)},
     "hunyuan_video_flat": {name.replace("conv_in", "conv_in.conv"): shape for name, shape in KL.items()},
     "kl_with_5d": KL | {"decoder.conv_in.weight": (64, 32, 3, 3, 3)},
     "svd_with_attention_in_time": KL | {"decoder.mid.block_1.mix_factor": (1,), "decoder.mid.attn_1.mix_factor": (1,)},
@@ -28,7 +28,7 @@ UNKNOWN: dict[str, Shapes] = {
     "movq": KL | {"decoder.norm_out.norm_layer.weight": (32,)},
     "allegro": kl_diffusers(4, (64, 32)) | {"decoder.temp_conv_in.weight": (64, 64, 3, 1, 1)},
     "scaled_fp8": KL | {"decoder.conv_in.weight_scale": ()},
-    "taehv": {"decoder.1.weight": (256, 16, 3, 3), "decoder.3.conv.0.weight": (256, 512, 3, 3)},
+    "taesd_by_another_name": {"decoder.1.weight": (64, 16, 3, 3), "decoder.3.conv.0.weight": (64, 64, 3, 3)},
     "encoder_only": {"encoder.conv_in.weight": (128, 3, 3, 3), "quant_conv.weight": (8, 8, 1, 1)},
     "audio": {"decoder.layers.1.layers.0.beta": (2048,)},
     "nothing": {},
