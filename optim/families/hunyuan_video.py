@@ -1,9 +1,10 @@
 """The 3-D decoders of Hunyuan: HunyuanVideo 1.0 (x8), HunyuanVideo 1.5 and the HunyuanImage refiner (x16); time x4.
 
 All share the ldm names. 1.0: group norms, replicated borders, causal in time, and after the middle the statistics of
-two latent frames at a time, which is how ComfyUI decodes (other code takes those of the whole clip). 1.5: norms per
-pixel, and levels that end in a depth-to-space with repeated shortcuts. The refiner: as 1.5, but with group norms over
-the whole clip and zeros beyond all borders, before the first frame and after the last.
+two latent frames at a time. So ComfyUI decodes; diffusers takes statistics of the whole clip and lets a frame attend to
+no later one, and its names are lowered to what ComfyUI does with them. 1.5: norms per pixel, and levels that end in a
+depth-to-space with repeated shortcuts. The refiner: as 1.5, but with group norms over the whole clip and zeros beyond
+all borders, before the first frame and after the last.
 
 Sources: Kong et al. 2024, arXiv:2412.03603; https://github.com/Tencent-Hunyuan/HunyuanVideo-1.5;
 https://github.com/Tencent-Hunyuan/HunyuanImage-2.1; Chen et al. 2024, arXiv:2410.10733 (repeated shortcuts).
