@@ -28,12 +28,21 @@ class NestedPair:
 
 
 @pytest.mark.parametrize("tile_px", [16, 768])
-def test_ls_1_video_part_of_a_nested_latent(tile_px: int) -> None:
+@pytest.mark.parametrize("chunk_frames", [0, 8])
+@pytest.mark.parametrize("order", [1, -1], ids=["video first", "sound first"])
+def test_ls_1_video_part_of_a_nested_latent(tile_px: int, chunk_frames: int, order: int) -> None:
     video = latent((1, 16, 3, 1, 1)).repeat(1, 1, 1, 4, 4)  # the decoder reads the corner of what it is given
-    samples = {"samples": NestedPair([video, latent((1, 8, 16, 16), seed=3)])}
-    got = decode_latent(samples, FakeVAE(TimeIndexDec(), channels=16, dim=3), settings(tile_px))
+    samples = {"samples": NestedPair([video, latent((1, 8, 16, 16), seed=3)][::order])}
+    chosen = settings(tile_px, chunk_frames=chunk_frames)
+    got = decode_latent(samples, FakeVAE(TimeIndexDec(), channels=16, dim=3), chosen)
     assert got.shape == (9, 32, 32, 3)
     assert max_diff(got, whole(TimeIndexDec(), video)) <= 1e-6
+
+
+def test_ls_1_nested_latent_without_a_video() -> None:
+    picture = latent((1, 4, 8, 8))
+    nested = {"samples": NestedPair([picture, latent((1, 8, 16, 16), seed=3)])}
+    assert torch.equal(decode_latent(nested, FakeVAE(PointDec()), settings()), decode(PointDec(), picture))
     with pytest.raises(LatentError, match="no part"):
         decode_latent({"samples": NestedPair([])}, FakeVAE(TimeIndexDec(), dim=3), settings())
 
@@ -73,9 +82,11 @@ def test_ls_3_not_a_latent(samples: Any, said: str) -> None:
 @pytest.mark.parametrize("dim", [2, 3])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("tile_px", [64, 768])
-def test_ls_4_one_frame_clip_is_a_picture(dim: int, n: int, tile_px: int) -> None:
+@pytest.mark.parametrize("chunk_frames", [0, 1])
+def test_ls_4_one_frame_clip_is_a_picture(dim: int, n: int, tile_px: int, chunk_frames: int) -> None:
     z = latent((n, 4, 1, 16, 16))
-    got = decode(PointDec(), z, settings(tile_px), dim=dim, t_ratio=4)
+    got, heard = record(PointDec(), z, settings(tile_px, chunk_frames=chunk_frames), dim=dim, t_ratio=4)
+    assert heard.plan.n_chunks == 1
     assert got.shape == (n, 128, 128, 3)
     assert max_diff(got, decode(PointDec(), z[:, :, 0], settings(tile_px))) <= 1e-6
 
@@ -83,10 +94,11 @@ def test_ls_4_one_frame_clip_is_a_picture(dim: int, n: int, tile_px: int) -> Non
 @pytest.mark.parametrize("model", [TimeIndexDec(), CausalDec()], ids=["index", "causal"])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tile_px", [32, 768])
-def test_ls_6_pictures_into_a_video_vae(model: Logged, n: int, tile_px: int) -> None:
+@pytest.mark.parametrize("chunk_frames", [0, 8])
+def test_ls_6_pictures_into_a_video_vae(model: Logged, n: int, tile_px: int, chunk_frames: int) -> None:
     z = latent((n, 4, 8, 8))
     calls = len(model.log)
-    got = decode(model, z, settings(tile_px), dim=3)
+    got = decode(model, z, settings(tile_px, chunk_frames=chunk_frames), dim=3)
     assert got.shape == (n, 64, 64, 3)
     assert {s[2] for s in shapes(model)[calls:]} == {1}
     assert all(torch.equal(got[i : i + 1], decode(model, z[i : i + 1], settings(tile_px), dim=3)) for i in range(n))
@@ -108,7 +120,7 @@ def test_ls_7_vae_of_another_model(
     model, heard, loads = ConvDec(c=c), Recorder(), []
     with pytest.raises(LatentError, match=f"{both[0]} channels.* {both[1]}"):
         decode_latent(
-            {"samples": latent(shape)}, FakeVAE(model, **options), settings(method=method),
+            {"samples": latent(shape)}, FakeVAE(model, **options), settings(method=method, chunk_frames=8),
             observer=heard, load=lambda shape, dtype: loads.append(shape),
         )  # fmt: skip
     assert model.log == []

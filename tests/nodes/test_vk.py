@@ -37,6 +37,18 @@ def test_vk_1_kind_is_not_told_by_channels(
     assert max_diff(images, whole(model, z)) <= 1e-6
 
 
+@pytest.mark.parametrize(("model", "options", "shape", "made"), [kind for kind in KINDS if len(kind[2]) == 5])
+def test_vk_1_video_is_chunked_by_its_own_ratio(
+    model: Logged, options: dict[str, Any], shape: tuple[int, ...], made: tuple[int, ...]
+) -> None:
+    z = latent(shape)
+    done = actions.decode_tiled(new_session(), {"samples": z}, FakeVAE(model, **options), temporal_size=16)
+    k = options.get("t_ratio", 4)
+    assert done.record.plan.n_chunks == (1 if k == 4 else 2)
+    assert tuple(done.images.shape) == made
+    assert torch.equal(done.images, whole(model, z))
+
+
 @pytest.mark.parametrize(("tile_px", "edge"), [(16, 16), (768, 53)])
 def test_vk_2_pixel_space(tile_px: int, edge: int) -> None:
     z = latent((1, 3, 37, 53)).clamp(-1, 1)
@@ -71,6 +83,18 @@ def test_vk_4_values_are_shifted_once(
     vae = FakeVAE(model, dim=dim, dtype=dtype, inplace=inplace)
     images = actions.decode(new_session(), {"samples": z}, vae, tile_size=tile_px, overlap=0).images
     assert max_diff(images, expected(model, z, dtype)) <= 1e-6
+
+
+@pytest.mark.parametrize("inplace", [True, False], ids=["in place", "returned"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("tile_px", [64, 512])
+def test_vk_4_chunks_are_shifted_once(inplace: bool, dtype: torch.dtype, n: int, tile_px: int) -> None:
+    z, model = latent((n, 4, 7, 1, 1)).repeat(1, 1, 1, 9, 12), TimeIndexDec()
+    vae = FakeVAE(model, dim=3, dtype=dtype, inplace=inplace)
+    done = actions.decode_tiled(new_session(), {"samples": z}, vae, tile_size=tile_px, overlap=16, temporal_size=12)
+    assert done.record.plan.n_chunks > 1
+    assert max_diff(done.images, expected(model, z, dtype)) <= 1e-6
 
 
 @pytest.mark.parametrize("inplace", [True, False], ids=["in place", "returned"])
