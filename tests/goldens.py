@@ -16,12 +16,15 @@ IMAGE_GOLDENS = ("kl_sd", "kl_diffusers", "kl_flux", "kl_flux2", "kl_x4", "hunyu
 """Every golden of a picture decoder."""
 VIDEO_GOLDENS = (
     "wan21", "wan22", "hunyuan_video", "hunyuan15", "hunyuan_refiner", "ltx_plain", "ltx_causal", "ltx_timestep",
+    "ltx_noise", "ltx_split", "mochi", "cosmos", "cogvideox", "svd", "taehv", "taehv32", "taehv_wan",
 )  # fmt: skip
 """Goldens of clip decoders; a batch is as many clips, each decoded by itself."""
 NOISE_SEED = 7
-"""Seed of torch's global generator just before each decode of `ltx_timestep`, which adds noise."""
+"""Seed of torch's global generator just before each decode of `ltx_timestep` and `ltx_noise`, which add noise."""
+_ONE_OF_SEVERAL = ("kl_", "ltx_", "taehv")
 GOLDEN_FAMILY = {
-    name: name.split("_")[0] if name.startswith(("kl_", "ltx_")) else name for name in (*IMAGE_GOLDENS, *VIDEO_GOLDENS)
+    name: next((f.rstrip("_") for f in _ONE_OF_SEVERAL if name.startswith(f)), name)
+    for name in (*IMAGE_GOLDENS, *VIDEO_GOLDENS)
 }
 """Family that each golden must be recognised as."""
 TOLERANCE = 2e-4
@@ -49,7 +52,10 @@ class Golden:
     @property
     def hints(self) -> dict[str, str]:
         """The metadata of a real file with these weights, as `lower` takes it."""
-        return {} if self.config is None else {"config": json.dumps({"vae": json.loads(self.config)})}
+        if self.config is None:
+            return {}
+        config = json.loads(self.config)
+        return {"config": json.dumps(config if "vae" in config else {"vae": config})}
 
 
 @cache

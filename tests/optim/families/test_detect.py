@@ -8,6 +8,8 @@ import torch
 from halo_vae.optim.errors import UnknownDecoderError
 from halo_vae.optim.families import FAMILIES, detect, lower
 from halo_vae.optim.families.keys import PREFIXES, Keys
+from halo_vae.optim.weights import MappingWeights
+from halo_vae.tests.goldens import GOLDEN_FAMILY, VIDEO_GOLDENS, golden
 from halo_vae.tests.optim.families.layouts import Shapes, hunyuan_image, kl_diffusers, kl_ldm, specs, taesd
 
 KNOWN = {
@@ -57,6 +59,15 @@ def test_each_decoder_is_one_family_only_under_every_prefix(name: str, prefix: s
     shapes = specs(KNOWN[name], prefix=prefix)
     assert detect(shapes) == lower(shapes).family == name
     assert [family.name for family in FAMILIES if family.detect(Keys(shapes, prefix))] == [name]
+
+
+@pytest.mark.parametrize("name", VIDEO_GOLDENS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_each_clip_decoder_is_one_family_only_under_every_prefix(name: str, prefix: str) -> None:
+    g = golden(name)
+    shapes = MappingWeights({prefix + key: tensor for key, tensor in g.weights.items()}).specs
+    assert detect(shapes) == lower(shapes, hints=g.hints).family == GOLDEN_FAMILY[name]
+    assert [family.name for family in FAMILIES if family.detect(Keys(shapes, prefix))] == [GOLDEN_FAMILY[name]]
 
 
 def test_order_of_the_tensors_does_not_matter() -> None:
