@@ -1,0 +1,289 @@
+"""Causal 3-D convolution (kt x 3 x 3, kt = 1 to 3) of separate frames by Winograd's minimal filtering.
+
+In space F(4x4, 3x3) as in `winograd`; in time F(2, 3) where two neighbouring output frames read neighbouring sources,
+see `frame_groups`: 36 * 2 products per 4x4 outputs in place of 432. A block of squares is taken through all frames
+before the next, so that each source is transformed once; products of all taps add up before the one transform back.
+float32 and channels_last only. Exact up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..workers import Task, run_tasks
+from .frame_groups import Group, Product, Taps, map_count, plan_groups, slot_count
+from .scratch import carve
+from .winograd_axes import EDGE, FILTER_STEP, TAPS, input_axis, output_axis, transform_taps
+
+BLOCK_SQUARES = 64
+MIN_ROWS = 64
+"""Rows of a matrix product: blocks with fewer squares take several frames at a time."""
+MAX_ITEMS = 4
+BATCH = 12
+"""Products per call, of 36: few, so that what one call writes the next finds in a cache."""
+_PRODUCTS = TAPS * TAPS
+
+
+def filter_elements(channels: int, out_channels: int, kt: int) -> int:
+    """float32 elements of a transformed filter."""
+    return map_count(kt) * _PRODUCTS * channels * out_channels
+
+
+def transform_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor:
+    """[K, C, kt, 3, 3] float32 -> [n, 36, K, C], a view of flat `out` of `filter_elements`.
+
+    n is kt, or 4 where kt is 3: the filters of F(2, 3), see `frame_groups`.
+    """
+    k, c, kt = weight.shape[:3]
+    target = out[: filter_elements(c, k, kt)].view(map_count(kt), _PRODUCTS, c * k)
+    step = max(1, FILTER_STEP // k)
+
+    def some(start: int) -> Task:
+        return lambda _: _transform_some(weight[:, start : start + step], target[:, :, start * k :])
+
+    run_tasks([some(start) for start in range(0, c, step)], workers)
+    return target.view(map_count(kt), _PRODUCTS, c, k).transpose(2, 3)
+
+
+def _transform_some(weight: Tensor, out: Tensor) -> None:
+    """[K, c, kt, 3, 3] -> the first c * K columns of out [n, 36, ...]."""
+    kt = weight.shape[2]
+    taps = weight.permute(2, 1, 0, 3, 4).reshape(kt, -1, 9)
+    if kt == 3:
+        ends, middle = (taps[0] + taps[2]).mul_(0.5), taps[1] * 0.5
+        maps = [taps[0], ends + middle, ends - middle, taps[2]]
+    else:
+        maps = list(taps)
+    for i, one in enumerate(maps):
+        transform_taps(one, out[i, :, : taps.shape[1]], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Squares that lie EDGE pixels apart."""
+
+    offset: int
+    """Of the first one's input in the block's."""
+    first: int
+    """Number of the first one."""
+    count: int
+    targets: tuple[slice | None, ...]
+    """Where the EDGE outputs of each go in the block's; None where they are another square's."""
+
+    @property
+    def squares(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+    def inputs(self, tap: int) -> slice:
+        start = self.offset + tap
+        return slice(start, start + EDGE * (self.count - 1) + 1, EDGE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Outputs [start, stop) of a block along one axis; a last square that is not whole slides back."""
+
+    start: int
+    stop: int
+
+    @property
+    def base(self) -> int:
+        """First input pixel."""
+        return min(self.start, self.stop - EDGE)
+
+    @property
+    def n_squares(self) -> int:
+        return -(-(self.stop - self.start) // EDGE)
+
+    def pieces(self) -> list[_Piece]:
+        whole, rest = divmod(self.stop - self.start, EDGE)
+        made = []
+        if whole:
+            made.append(_Piece(0, 0, whole, tuple(slice(i, EDGE * whole, EDGE) for i in range(EDGE))))
+        if rest:
+            skipped, first_new = EDGE - rest, EDGE * whole
+            news = (slice(first_new + i - skipped, first_new + i - skipped + 1) for i in range(skipped, EDGE))
+            made.append(_Piece(self.stop - EDGE - self.base, whole, 1, (*(None,) * skipped, *news)))
+        return made
+
+
+def _spans(extent: int, squares: int) -> list[_Span]:
+    step = EDGE * squares
+    return [_Span(start, min(extent, start + step)) for start in range(0, extent, step)]
+
+
+def _split(n: int, most: int) -> int:
+    """Size of the least number of even parts."""
+    return -(-n // -(-n // most))
+
+
+def _block_shape(c: int, k: int, height: int, width: int, n_frames: int, workers: int) -> tuple[int, int, int]:
+    """(rows, columns) of squares per block, and items per group."""
+    rows, cols = -(-height // EDGE), -(-width // EDGE)
+    most = max(1, min(BLOCK_SQUARES, -(-rows * cols // workers)))
+    across = _split(cols, most)
+    down = _split(rows, max(1, most // across))
+    items = -(-MIN_ROWS // (down * across))
+    return down, across, max(1, min(items, MAX_ITEMS, n_frames))
+
+
+def _sizes(c: int, k: int, down: int, across: int, kt: int, items: int, n_frames: int) -> tuple[tuple[int, ...], ...]:
+    """Scratch of one block: transformed sources, sums of products, and what is used for a while."""
+    squares, wide = down * across, EDGE * across + 2
+    entering = TAPS * down * wide * c + 2 * TAPS * down * max(wide, across) * c
+    multiplying = BATCH * items * squares * (c + k)
+    leaving = (EDGE + 4) * TAPS * squares * k
+    return (
+        (_PRODUCTS, slot_count(kt, items, n_frames), squares, c),
+        (2 if kt == 3 and n_frames > 1 else 1, _PRODUCTS, items * squares, k),
+        (max(entering, multiplying, leaving),),
+    )
+
+
+def scratch_elements(
+    channels: int, out_channels: int, height: int, width: int, kt: int, n_frames: int, workers: int
+) -> int:
+    """float32 elements of scratch for `convolve` into `n_frames` frames of this size."""
+    down, across, items = _block_shape(channels, out_channels, height, width, n_frames, workers)
+    sizes = _sizes(channels, out_channels, down, across, kt, items, n_frames)
+    return workers * sum(math.prod(size) for size in sizes)
+
+
+def convolve(
+    frames: Sequence[Tensor],
+    taps: Sequence[Taps],
+    filters: Tensor,
+    bias: Tensor | None,
+    scratch: Tensor,
+    outs: Sequence[Tensor],
+    workers: int,
+    *,
+    accumulate: bool,
+) -> None:
+    """Convolve frames [C, h + 2, w + 2] into outs [K, h, w]: `taps[i]` names the frames under the taps of `outs[i]`.
+
+    Frames and outs are views in which a pixel's channels lie together; they never share memory. `filters` is what
+    `transform_filter` returned, `scratch` flat float32 of `scratch_elements`. With `accumulate`, outs are added to.
+    h and w are at least 4.
+    """
+    k, h, w = outs[0].shape
+    c, kt = frames[0].shape[0], len(taps[0])
+    down, across, items = _block_shape(c, k, h, w, len(outs), workers)
+    sizes = _sizes(c, k, down, across, kt, items, len(outs))
+    each = sum(math.prod(size) for size in sizes)
+    groups = plan_groups(taps, items)
+    maps = filters.transpose(2, 3)
+
+    def block(rows: _Span, cols: _Span) -> Task:
+        def run(worker: int) -> None:
+            v, m, spare = carve(scratch[worker * each : (worker + 1) * each], sizes)
+            n = rows.n_squares * cols.n_squares
+            inputs = v.flatten()[: math.prod(v.shape[:2]) * n * c].view(*v.shape[:2], n, c)
+            window = slice(rows.base, rows.stop + 2), slice(cols.base, cols.stop + 2)
+            for group in groups:
+                for source, slot in group.loads:
+                    x = frames[source].permute(1, 2, 0)[window]
+                    _enter(x, rows, cols, inputs[:, slot], spare)
+                sums = _multiply(group, inputs, maps, m, spare)
+                for i, output in enumerate(group.outputs):
+                    for j in range(2 if group.pair else 1):
+                        y = outs[output + j].permute(1, 2, 0)[rows.start : rows.stop, cols.start : cols.stop]
+                        _leave(sums[j][:, i], rows, cols, spare, y, accumulate)
+                        if bias is not None:
+                            y.add_(bias)
+
+        return run
+
+    run_tasks([block(rows, cols) for rows in _spans(h, down) for cols in _spans(w, across)], workers)
+
+
+def _enter(x: Tensor, rows: _Span, cols: _Span, out: Tensor, spare: Tensor) -> None:
+    """Transform a source: x [h + 2, w + 2, C] -> out [36, squares, C]."""
+    wide, c = x.shape[1:]
+    down, across = rows.n_squares, cols.n_squares
+    r, rest = spare[: TAPS * down * wide * c].view(TAPS, down, wide, c), spare[TAPS * down * wide * c :]
+    for piece in rows.pieces():
+        temporaries = carve(rest, ((piece.count, wide, c),) * 2)
+        input_axis([x[piece.inputs(i)] for i in range(TAPS)], list(r[:, piece.squares]), temporaries)
+    out = out.view(TAPS, TAPS, down, across, c)
+    for piece in cols.pieces():
+        temporaries = carve(rest, ((TAPS, down, piece.count, c),) * 2)
+        columns = [r[:, :, piece.inputs(j)] for j in range(TAPS)]
+        input_axis(columns, [out[:, j, :, piece.squares] for j in range(TAPS)], temporaries)
+
+
+def _multiply(group: Group, v: Tensor, maps: Tensor, m: Tensor, spare: Tensor) -> list[Tensor]:
+    """Sum up the products of a group: v [36, slots, squares, C] -> per output of an item [36, items, squares, K]."""
+    n, (_, _, squares, c), k = len(group.slots), v.shape, maps.shape[3]
+    count = _PRODUCTS * n * squares * k
+    sums = [part.flatten()[:count].view(_PRODUCTS, n * squares, k) for part in m[: 2 if group.pair else 1]]
+    stacked, product = carve(spare, ((BATCH, n, squares, c), (BATCH, n * squares, k)))
+    for start in range(0, _PRODUCTS, BATCH):
+        batch = slice(start, start + BATCH)
+        first, *second = (part[batch] for part in sums)
+        _sum_up(group, v[batch], maps[:, batch], first, second[0] if second else first, stacked, product)
+    return [part.view(_PRODUCTS, n, squares, k) for part in sums]
+
+
+def _sum_up(
+    group: Group, v: Tensor, maps: Tensor, first: Tensor, second: Tensor, stacked: Tensor, spare: Tensor
+) -> None:
+    """The same for one batch of products."""
+    started = {"first": False, "second": False}
+    shared = all(p.target != "difference" for p in group.products)
+    for p in group.products:
+        x, f = _operand(group, p, v, stacked), maps[p.filter]
+        if p.target == "difference":
+            torch.baddbmm(spare, x, f, beta=0, alpha=p.scale, out=spare)
+            torch.sub(first, spare, out=second)
+            first.add_(spare)
+            continue
+        side = "second" if p.target == "second" else "first"
+        target = second if side == "second" else first
+        torch.baddbmm(target, x, f, beta=int(started[side]), alpha=p.scale, out=target)
+        started[side] = True
+        if p.target == "both":
+            started["second"] = True
+            if shared:
+                second.copy_(first)
+    if not started["first"]:
+        first.zero_()
+    if group.pair and not started["second"]:
+        second.zero_()
+
+
+def _operand(group: Group, p: Product, v: Tensor, stacked: Tensor) -> Tensor:
+    """What a product multiplies, for all items: [batch, items * squares, C], in place or put together in `stacked`."""
+    firsts = [slots[p.first] for slots in group.slots]
+    if p.second is None and firsts == list(range(firsts[0], firsts[0] + len(firsts))):
+        return v[:, firsts[0] : firsts[0] + len(firsts)].flatten(1, 2)
+    for i, slots in enumerate(group.slots):
+        if p.second is None:
+            stacked[:, i].copy_(v[:, slots[p.first]])
+        else:
+            torch.add(v[:, slots[p.first]], v[:, slots[p.second]], alpha=p.sign, out=stacked[:, i])
+    return stacked.flatten(1, 2)
+
+
+def _leave(m: Tensor, rows: _Span, cols: _Span, spare: Tensor, out: Tensor, accumulate: bool) -> None:
+    """Transform sums of products back: m [36, squares, K] -> out [h, w, K], written or added to."""
+    down, across, k = rows.n_squares, cols.n_squares, m.shape[2]
+    n = TAPS * down * across * k
+    s = spare[: EDGE * n].view(EDGE, TAPS, down, across, k)
+    rest = spare[EDGE * n :]
+    output_axis(list(m.view(TAPS, TAPS, down, across, k)), list(s), carve(rest, ((TAPS, down, across, k),) * 4))
+    for row in rows.pieces():
+        for i, row_target in enumerate(row.targets):
+            if row_target is None:
+                continue
+            line = out[row_target]
+            for col in cols.pieces():
+                temporaries = carve(rest, ((row.count, col.count, k),) * 4)
+                targets = [None if target is None else line[:, target] for target in col.targets]
+                squares = [s[i, j, row.squares, col.squares] for j in range(TAPS)]
+                output_axis(squares, targets, temporaries, accumulate=accumulate)
