@@ -68,6 +68,34 @@ def decode_tiled(
     return session.decode(samples, vae, settings, tiled)
 
 
+def decode_video(
+    session: Session,
+    samples: Mapping[str, Any],
+    vae: Any,
+    method: str = "auto",
+    precision_mode: str = "auto",
+    tile_size: int = 0,
+    overlap: int = 96,
+    chunk_frames: int = 0,
+    chunk_overlap: int = 8,
+    noise_seed: int = -1,
+    batch_optimization: bool = True,
+    memory_prefetching: bool = True,
+    adaptive_precision: bool = True,
+    tensor_layout_optimization: bool = True,
+    advanced_caching: bool = True,
+) -> Decoded:
+    """The node HaloVAEDecodeVideo. SettingsError for a value that no widget offers."""
+    settings = DecodeSettings(
+        method=cast(Method, method), precision_mode=cast(PrecisionMode, precision_mode),
+        tile_size=tile_size, overlap=overlap, chunk_frames=chunk_frames, chunk_overlap=chunk_overlap, seed=noise_seed,
+        batch_optimization=batch_optimization, memory_prefetching=memory_prefetching,
+        adaptive_precision=adaptive_precision, tensor_layout_optimization=tensor_layout_optimization,
+        advanced_caching=advanced_caching,
+    )  # fmt: skip
+    return session.decode(samples, vae, settings)
+
+
 def show_stats(session: Session, stats: DecodeRecord) -> str:
     """The node HaloVAEStats. ValueError for a value that is no record."""
     if not isinstance(stats, DecodeRecord):

@@ -25,7 +25,7 @@ from .specs import CATEGORY, Link, NodeSpec, Socket, Widget
 __all__ = ["ComfyExtension", "ComfyHost", "io", "panel", "schema_of"]
 
 _QUANTIZED: Any = getattr(comfy.ops, "QuantizedTensor", ())
-_SOCKETS: dict[str, Any] = {"LATENT": io.Latent, "VAE": io.Vae, "IMAGE": io.Image, "STRING": io.String}
+_SOCKETS: dict[str, Any] = {"LATENT": io.Latent, "VAE": io.Vae, "IMAGE": io.Image, "STRING": io.String, "INT": io.Int}
 
 
 # -- schema
@@ -76,6 +76,8 @@ def _widget(widget: Widget) -> Any:
         return _made(io.Combo.Input, newer, options=list(widget.options), **given)
     if widget.kind == "bool":
         return _made(io.Boolean.Input, newer, **given)
+    if widget.id == "noise_seed":  # for this name the frontend adds a widget that changes it after each run
+        newer["control_after_generate"] = False
     return _made(io.Int.Input, newer, min=widget.minimum, max=widget.maximum, step=widget.step, **given)
 
 

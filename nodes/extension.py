@@ -48,6 +48,21 @@ class HaloVAEDecodeTiled(io.ComfyNode):  # type: ignore[misc]
         return _decoded(actions.decode_tiled(session(), samples, vae, **widgets))
 
 
+class HaloVAEDecodeVideo(io.ComfyNode):  # type: ignore[misc]
+    """See specs.DECODE_VIDEO."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets and widgets."""
+        return schema_of(specs.DECODE_VIDEO)
+
+    @classmethod
+    def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
+        """Pictures, record and their number; widgets left out have their defaults."""
+        done = actions.decode_video(session(), samples, vae, **widgets)
+        return _decoded(done, done.images.shape[0])
+
+
 class HaloVAEStats(io.ComfyNode):  # type: ignore[misc]
     """See specs.STATS_VIEW."""
 
@@ -83,7 +98,7 @@ class HaloVAEMonitor(io.ComfyNode):  # type: ignore[misc]
         return panel(text, text=text)
 
 
-NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEStats, HaloVAEMonitor)
+NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEDecodeVideo, HaloVAEStats, HaloVAEMonitor)
 
 
 class HaloVAEExtension(ComfyExtension):  # type: ignore[misc]
@@ -100,5 +115,5 @@ def extension(version: str) -> HaloVAEExtension:
     return HaloVAEExtension()
 
 
-def _decoded(done: Decoded) -> Any:
-    return panel(done.images, done.record, text=actions.show_stats(session(), done.record))
+def _decoded(done: Decoded, *more: Any) -> Any:
+    return panel(done.images, done.record, *more, text=actions.show_stats(session(), done.record))

@@ -74,6 +74,7 @@ _SAMPLES = Link(id="samples", type="LATENT", tooltip="The latent to decode.")
 _VAE = Link(id="vae", type="VAE", tooltip="The VAE of the model that made the latent.")
 _IMAGE = Socket(id="IMAGE", type="IMAGE", tooltip="The decoded pictures, video frames one after another.")
 _STATS_OUT = Socket(id="STATS", type=STATS, tooltip="What the decode did and cost, for VAE Decode Stats (Halo).")
+_FRAMES = Socket(id="frames", type="INT", tooltip="Number of pictures in IMAGE: the frames of all clips.")
 _TEXT = Socket(id="text", type="STRING", tooltip="The panel as text.")
 
 _CHOICES = (
@@ -171,6 +172,43 @@ DECODE_TILED = NodeSpec(
     aliases=("vae decode tiled", "tiled decode", "low memory decode", "halo"),
 )  # fmt: skip
 
+DECODE_VIDEO = NodeSpec(
+    id="HaloVAEDecodeVideo",
+    title="VAE Decode Video (Halo)",
+    description="Decodes video latents chunk by chunk: equal to decoding the whole clip at once where the decoder is "
+    "known, in the memory of a chunk.",
+    links=(_SAMPLES, _VAE),
+    widgets=(
+        *_CHOICES,
+        Widget(
+            id="tile_size", kind="int", default=0, minimum=0, maximum=16384, step=32,
+            tooltip="Most pixels of a frame along an edge of a tile; 0 leaves it to the planner.",
+        ),
+        Widget(
+            id="overlap", kind="int", default=96, minimum=0, maximum=8192, step=32,
+            tooltip="Pixels of a frame that neighbouring tiles share; the blended method only. At most a third of a "
+            "tile is used.",
+        ),
+        Widget(
+            id="chunk_frames", kind="int", default=0, minimum=0, maximum=4096, step=1,
+            tooltip="Frames of the video decoded at a time; 0 leaves it to the planner. A decoder that is known shows "
+            "no border between them.",
+        ),
+        Widget(
+            id="chunk_overlap", kind="int", default=8, minimum=0, maximum=4096, step=1,
+            tooltip="Frames that neighbouring chunks share; the blended method only. At most half a chunk is used.",
+        ),
+        Widget(
+            id="noise_seed", kind="int", default=-1, minimum=-1, maximum=2**63 - 1, step=1,
+            tooltip="Seed of the noise that some decoders add, as LTX-Video's; exact method only. -1 draws from "
+            "torch's own generator, as ComfyUI's VAE Decode does.",
+        ),
+        *_SWITCHES,
+    ),
+    outputs=(_IMAGE, _STATS_OUT, _FRAMES),
+    aliases=("vae decode video", "video decode", "decode clip", "latent to video", "halo"),
+)  # fmt: skip
+
 STATS_VIEW = NodeSpec(
     id="HaloVAEStats",
     title="VAE Decode Stats (Halo)",
@@ -197,4 +235,4 @@ MONITOR = NodeSpec(
     is_output=True,
 )
 
-SPECS = (DECODE, DECODE_TILED, STATS_VIEW, MONITOR)
+SPECS = (DECODE, DECODE_TILED, DECODE_VIDEO, STATS_VIEW, MONITOR)

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from halo_vae.nodes import actions
-from halo_vae.nodes.specs import DECODE, DECODE_TILED, MONITOR, SPECS, STATS_VIEW, NodeSpec, Widget
+from halo_vae.nodes.specs import DECODE, DECODE_TILED, DECODE_VIDEO, MONITOR, SPECS, STATS_VIEW, NodeSpec, Widget
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.tests.fixtures import latent
 from halo_vae.tests.nodes.support import kl_vae, new_session
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN: dict[str, list[tuple[str, Any]]] = json.loads((Path(__file__).parent / "widgets.json").read_text("utf-8"))
-ACTIONS = {DECODE: actions.decode, DECODE_TILED: actions.decode_tiled}
+ACTIONS = {DECODE: actions.decode, DECODE_TILED: actions.decode_tiled, DECODE_VIDEO: actions.decode_video}
 RENAMED: dict[str, str] = {}
 """Ids that nodes had in earlier releases, and what they are called now."""
 WIDGETS = [pytest.param(widget, id=f"{spec.id}-{widget.id}") for spec in SPECS for widget in spec.widgets]
@@ -40,7 +40,7 @@ def test_ui_1_only_samples_and_vae_are_needed(spec: NodeSpec) -> None:
 
 
 def test_ui_1_first_three_inputs_are_fixed() -> None:
-    for spec, third in ((DECODE, "method"), (DECODE_TILED, "tile_size")):
+    for spec, third in ((DECODE, "method"), (DECODE_TILED, "tile_size"), (DECODE_VIDEO, "method")):
         given = list(inspect.signature(ACTIONS[spec]).parameters)
         assert given[:4] == ["session", "samples", "vae", third]
         assert [*(link.id for link in spec.links), spec.widgets[0].id] == ["samples", "vae", third]
@@ -88,8 +88,8 @@ def test_ui_4_examples_fit_the_nodes(path: Path) -> None:
         assert needed <= {socket["name"] for socket in node["inputs"] if socket["link"] is not None}
 
 
-def test_ui_4_there_are_examples_of_a_picture_and_of_a_comparison() -> None:
-    assert {path.stem for path in workflows()} >= {"image", "stock_against_halo"}
+def test_ui_4_there_are_examples_of_a_picture_a_video_and_a_comparison() -> None:
+    assert {path.stem for path in workflows()} >= {"image", "stock_against_halo", "wan_video"}
 
 
 def test_ui_4_renamed_nodes_lead_to_present_ones() -> None:
@@ -127,6 +127,18 @@ def test_ui_6_functions_take_the_inputs_with_their_defaults(spec: NodeSpec) -> N
 def test_ui_6_defaults_are_the_recommended_settings() -> None:
     recommended = DecodeSettings()
     assert {name: getattr(recommended, name) for name in DECODE.defaults()} == DECODE.defaults()
+
+
+def test_ui_6_the_video_node_asks_for_what_its_widgets_say() -> None:
+    """Under its widget's name, but for the seed, and each value where it belongs."""
+    values = {
+        "method": "exact", "precision_mode": "fp32", "tile_size": 32, "overlap": 64, "chunk_frames": 5,
+        "chunk_overlap": 3, "batch_optimization": False, "memory_prefetching": False, "adaptive_precision": False,
+        "tensor_layout_optimization": False, "advanced_caching": False,
+    }  # fmt: skip
+    assert {*values, "noise_seed"} == set(DECODE_VIDEO.defaults())
+    record = actions.decode_video(new_session(), samples=SAMPLES, vae=kl_vae(), noise_seed=7, **values).record
+    assert record.request.settings == DecodeSettings(seed=7, **values)
 
 
 def test_ui_6_nodes_have_what_a_panel_shows() -> None:
@@ -169,4 +181,4 @@ def test_ui_7_optional_packages_may_be_missing(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split(maxsplit=1) == ["4", "(1, 16, 16, 3)\n"]
+    assert done.stdout.split(maxsplit=1) == ["5", "(1, 16, 16, 3)\n"]
