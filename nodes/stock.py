@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..optim.events import Choice, DecodeObserver, OpReport, PeakPrediction, PlanSummary
@@ -51,10 +52,11 @@ def _decode_tiled(vae: Any, latent: Tensor, tiled: TiledOptions) -> Tensor:
     frames, shared = (None, None) if in_time is None else _chunk(tiled, in_time)
     scale = vae.spacial_compression_decode()
     edge = tiled.tile_size // scale
-    images: Tensor = vae.decode_tiled(
-        latent, tile_x=edge, tile_y=edge, overlap=overlap // scale, tile_t=frames, overlap_t=shared
-    )
-    return images
+    with torch.inference_mode():  # the host's tiled decode works in no other mode
+        images: Tensor = vae.decode_tiled(
+            latent, tile_x=edge, tile_y=edge, overlap=overlap // scale, tile_t=frames, overlap_t=shared
+        )
+    return images if torch.is_inference_mode_enabled() else images.clone()  # a normal tensor, as for any caller
 
 
 def _chunk(tiled: TiledOptions, in_time: int) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 A causal decoder begins every clip with a latent frame that stands for fewer output frames than the later ones, so a
 chunk that begins inside the clip takes its first latent frame for such a beginning. That latent frame is only its
 lead-in: what it gives is not shown, and the chunk before covers its output frames. Over what both chunks give beyond
-the lead-in they are feathered.
+the lead-in they are feathered. The last chunk slides back to have the length of the others; what it repeats only
+lengthens its lead-in, as the chunk before has seen more of the clip.
 
 A chunk knows nothing of what came before its lead-in. Where a decoder's memory does not fade, the picture differs
 from the undivided one up to the end of the clip; a decode in more than one chunk is therefore always approximate.
@@ -84,10 +85,9 @@ class TimePlan:
         for span in self._spans:
             own = self.frames(span.size)
             at = self.frames(span.stop) - own  # chunks end where the formula says; that places their first frame
-            lead_in = self._lead_in if made else 0
-            kept = Span(at + lead_in, at + own)
-            shared = made[-1].frames.stop - kept.start if made else 0
-            made.append(Chunk(latents=span, lead_in=lead_in, frames=kept, shared=shared))
+            shared = self.frames(self.overlap) - self._lead_in if made else 0
+            kept = Span(made[-1].frames.stop - shared if made else 0, at + own)
+            made.append(Chunk(latents=span, lead_in=kept.start - at, frames=kept, shared=shared))
         return tuple(made)
 
     @property

@@ -123,9 +123,10 @@ def test_vt_6_overlap_counts_frames(k: int, chunk: int, overlap: int, calls: int
 
 
 class TilingVAE(FakeVAE):
-    """Has the host's tiled decode, and keeps what it was asked."""
+    """Has the host's tiled decode, which keeps what it was asked and works in inference mode only."""
 
     def decode_tiled(self, z: Tensor, **asked: Any) -> Tensor:
+        assert torch.is_inference_mode_enabled()
         self.asked = asked
         return self.decode(z)
 
@@ -134,6 +135,7 @@ class TilingVAE(FakeVAE):
 def test_vt_6_stock_is_asked_for_the_same(k: int, chunk: int, overlap: int, calls: int) -> None:
     vae = TilingVAE(TimeIndexDec(k), dim=3, t_ratio=k)
     done = actions.decode_tiled(new_session(), {"samples": flat_clip(41)}, vae, method="stock")
+    done.images.add_(0)  # a normal tensor
     assert (vae.asked["tile_t"], vae.asked["overlap_t"]) == (chunk, overlap)
     plan = done.record.plan
     assert plan.approximate

@@ -72,16 +72,18 @@ def test_chunks_cover_every_frame_and_know_their_place(frames: Callable[[int], i
                 assert before.frames.start <= chunk.frames.start <= before.frames.stop < chunk.frames.stop
                 assert chunk.shared == before.frames.stop - chunk.frames.start
                 assert chunk.lead_in + chunk.frames.size == frames(size)
-            for chunk in chunks:  # what a latent frame gives lies where the undivided clip has it
+            for chunk in chunks[:-1]:  # what a latent frame gives lies where the undivided clip has it
                 first_shown = chunk.latents.start + (1 if chunk.lead_in else 0)
                 assert chunk.frames == Span(frames(first_shown), frames(chunk.latents.stop))
 
 
-def test_lead_in_is_the_single_frame_of_a_causal_start_only() -> None:
-    assert [c.lead_in for c in time_plan(9, 4, 1).chunks] == [0, 1, 1]
-    assert [c.shared for c in time_plan(9, 4, 1).chunks] == [0, 0, 4]  # the last one slid back
-    assert [c.lead_in for c in time_plan(9, 4, 1, lambda n: n).chunks] == [0, 0, 0]
-    assert [c.shared for c in time_plan(10, 4, 1, lambda n: n).chunks] == [0, 1, 1]
+def test_lead_in_is_the_single_frame_of_a_causal_start_and_what_is_repeated() -> None:
+    assert [c.lead_in for c in time_plan(10, 4, 1).chunks] == [0, 1, 1]
+    assert [c.shared for c in time_plan(10, 4, 1).chunks] == [0, 0, 0]
+    assert [c.lead_in for c in time_plan(9, 4, 1).chunks] == [0, 1, 5]  # the last one slid back by a latent frame
+    assert [c.shared for c in time_plan(10, 4, 2).chunks] == [0, 4, 4, 4]
+    assert [c.lead_in for c in time_plan(9, 4, 1, lambda n: n).chunks] == [0, 0, 1]
+    assert [c.shared for c in time_plan(9, 4, 1, lambda n: n).chunks] == [0, 1, 1]
 
 
 def test_frames_become_latent_frames_of_the_family() -> None:
@@ -139,12 +141,14 @@ def test_weights_in_time_sum_to_one(t: int, size: int, overlap: int, frames: Cal
 
 
 def test_fade_is_linear_over_the_shared_frames() -> None:
-    plan = time_plan(7, 5, 2)  # the second begins at latent frame 2: its lead-in is frame 8, both have 9 to 16
+    plan = time_plan(8, 5, 2)  # the second begins at latent frame 3: its lead-in is frame 12, both have 13 to 16
     weight = weights_of(plan, 1, tiled=False)
-    assert plan.boundaries == (9,)
-    assert weight[:9].tolist() == [0] * 9
-    assert weight[9:17].tolist() == [(i + 0.5) / 8 for i in range(8)]
-    assert weight[17:].tolist() == [1] * 8
+    assert plan.boundaries == (13,)
+    assert weight[:13].tolist() == [0] * 13
+    assert weight[13:17].tolist() == [(i + 0.5) / 4 for i in range(4)]
+    assert weight[17:].tolist() == [1] * 12
+    slid = weights_of(time_plan(7, 5, 2), 1, tiled=False)  # begins a latent frame earlier, and takes over as late
+    assert slid[:17].tolist() == weight[:17].tolist()
 
 
 def test_canvas_refuses_another_number_of_frames() -> None:
