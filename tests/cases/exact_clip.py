@@ -16,11 +16,13 @@ PAIR = Unpack(t=2, order="tchw")
 
 
 def exact_causal(model: CausalDec) -> Decoder:
-    """F5: causal convolutions in time, two of which double the frames but the first; then nearest x8."""
+    """F5: causal convolutions in time, two of which double the frames but the first; then nearest x8 as three
+    doublings by identity convolutions."""
     weights = {f"c{i}": w[..., None, None] for i, w in enumerate(model.w)}
     weights |= {f"u{i}": w[..., None, None] for i, w in enumerate(model.up)}
     channels = model.out.shape[1]
-    weights |= {"out": model.out[..., None, None, None], "identity": torch.eye(3)[..., None, None, None]}
+    same = torch.nn.functional.pad(torch.eye(3)[..., None, None], (1, 1, 1, 1))
+    weights |= {"out": model.out[..., None, None, None], "same": same[:, :, None]}
     ops: list[Op] = []
     values = [Value(channels=channels, scale=(1, 1, 1))]
 
@@ -40,8 +42,9 @@ def exact_causal(model: CausalDec) -> Decoder:
         frames = 2 ** (i + 1)
         add(f"u{i}", f"u{i}", channels, (frames, 1, 1), unpack=PAIR, first_frame="drop")
         add(f"c{i + 1}", f"c{i + 1}", channels, (frames, 1, 1), post_act="silu")
-    for i, weight in enumerate(("out", "identity", "identity"), 1):
-        add(f"double{i}", weight, 3, (4, 2**i, 2**i), upsample=2)
+    add("project", "out", 3, (4, 1, 1))
+    for i in range(1, 4):
+        add(f"double{i}", "same", 3, (4, 2**i, 2**i), upsample=2)
     program = Program(family="F5", ops=tuple(ops), values=tuple(values), working_dtypes=("bfloat16", "float32"))
     return Decoder(weights=MappingWeights(weights), program=program, loaded_dtype=torch.float32)
 

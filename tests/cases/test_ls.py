@@ -11,6 +11,7 @@ from torch import Tensor
 from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.errors import LatentError
 from halo_vae.tests.cases.exact import exact_conv, exact_settings
+from halo_vae.tests.cases.exact_clip import exact_causal
 from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
 from halo_vae.tests.fixtures import CausalDec, ConvDec, FakeVAE, Logged, PointDec, TimeIndexDec, latent
 
@@ -104,6 +105,17 @@ def test_ls_6_pictures_into_a_video_vae(model: Logged, n: int, tile_px: int, chu
     assert all(torch.equal(got[i : i + 1], decode(model, z[i : i + 1], settings(tile_px), dim=3)) for i in range(n))
     if tile_px > 64:
         assert max_diff(got, torch.cat([whole(model, z[i : i + 1, :, None]) for i in range(n)])) <= 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("tile_px", [32, 768])
+def test_ls_6_exact_pictures_into_a_video_vae(n: int, tile_px: int) -> None:
+    model, z = CausalDec(), latent((n, 4, 8, 8))
+    vae = FakeVAE(model, dim=3)
+    got = decode_latent({"samples": z}, vae, exact_settings(tile_px), decoder=exact_causal(model))
+    assert got.shape == (n, 64, 64, 3)
+    assert max_diff(got, torch.cat([whole(model, z[i : i + 1, :, None]) for i in range(n)])) <= 1e-5
+    assert model.log == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 
 from halo_vae.nodes import actions
+from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.errors import UnknownDecoderError
+from halo_vae.optim.settings import DecodeSettings
+from halo_vae.tests.cases.exact import exact_settings
 from halo_vae.tests.cases.exact_clip import exact_causal, tensors_of
-from halo_vae.tests.cases.support import decode, max_diff, record, settings, shapes, whole
+from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
 from halo_vae.tests.fixtures import CausalDec, FakeVAE, Logged, TimeIndexDec, latent
 from halo_vae.tests.nodes.support import new_session
 from halo_vae.tests.optim.video.reference import Interpreter
@@ -51,12 +55,29 @@ def test_vt_1_tiled_in_space_too(k: int, t: int, made: int) -> None:
             assert max_diff(got, want) <= 1e-6, (chunk, overlap)
 
 
-def test_vt_2_streaming_keeps_what_came_before() -> None:
-    """The fixture as a program, and the fixture with its cache carried, in every plan."""
+def test_vt_2_lowered_fixture_is_the_fixture() -> None:
     model, z = CausalDec(), latent((1, 4, 7, 3, 2))
-    want = model.run(z)
     decoder = exact_causal(model)
-    assert max_diff(Interpreter(decoder.program, tensors_of(decoder)).run(z), want) <= 1e-5
+    assert max_diff(Interpreter(decoder.program, tensors_of(decoder)).run(z), model.run(z)) <= 1e-5
+
+
+@pytest.mark.parametrize("chunk", range(1, 8))
+@pytest.mark.parametrize("tile_px", [16, 768])
+def test_vt_2_streaming_keeps_what_came_before(chunk: int, tile_px: int) -> None:
+    model, z = CausalDec(), latent((1, 4, 7, 3, 2))
+    chosen = exact_settings(tile_px, chunk_frames=4 * chunk)
+    got, heard = record_exact(model, z, chosen)
+    assert heard.plan.n_chunks == math.ceil(7 / chunk)
+    assert not heard.plan.approximate
+    assert max_diff(got, whole(model, z)) <= 1e-5
+    assert model.log == []
+
+
+def record_exact(model: CausalDec, z: Tensor, chosen: DecodeSettings) -> tuple[Tensor, Recorder]:
+    """The clip by the exact engine, and what happened."""
+    heard = Recorder()
+    vae = FakeVAE(model, dim=3)
+    return decode_latent({"samples": z}, vae, chosen, decoder=exact_causal(model), observer=heard), heard
 
 
 @pytest.mark.parametrize("method", ["auto", "blended"])
@@ -156,3 +177,14 @@ def test_vt_8_clips_do_not_mix(model: Logged, chunk: int, tile_px: int, overlap_
         assert max_diff(frames, decode(model, z[i : i + 1], chosen, dim=3)) <= 1e-5
         if chunk == 0 and isinstance(model, CausalDec):  # it looks at no neighbour in space
             assert max_diff(frames, whole(model, z[i : i + 1])) <= 1e-5
+
+
+@pytest.mark.parametrize("tile_px", [16, 768])
+@pytest.mark.parametrize("chunk", [0, 4, 8])
+def test_vt_8_exact_clips_do_not_mix(chunk: int, tile_px: int) -> None:
+    model = CausalDec()
+    z = torch.cat([latent((1, 4, 3, 4, 4)) - 2, latent((1, 4, 3, 4, 4), seed=3) + 2])
+    got, _ = record_exact(model, z, exact_settings(tile_px, chunk_frames=chunk))
+    assert got.shape == (18, 32, 32, 3)
+    for i, frames in enumerate(got.split(9)):
+        assert max_diff(frames, whole(model, z[i : i + 1])) <= 1e-5
