@@ -9,7 +9,7 @@ from pathlib import Path
 from .command import CommandError, ExitCode
 from .decode import prepare_job, report_job, run_job
 from .options import add_decode_flags
-from .outputs import FORMATS, check_format, check_targets, prepare_folder
+from .outputs import PICTURE_FORMATS, check_format, check_targets, prepare_folder
 
 DATA = Path(__file__).resolve().parent.parent / "demo_data"
 VAE_NAME = "tiny_kl_vae.safetensors"
@@ -22,7 +22,7 @@ class DemoCommand:
         """See Command."""
         add = parser.add_argument
         add("-o", "--output", type=Path, default=Path("demo_output"), metavar="DIR", help="default: demo_output")
-        add("--format", choices=FORMATS, default="png", help="npy keeps float32 in 0-1")
+        add("--format", choices=PICTURE_FORMATS, default="png", help="npy keeps float32 in 0-1")
         add("--json", action="store_true", help="one record per line on stdout, the log on stderr")
         add_decode_flags(parser)
 

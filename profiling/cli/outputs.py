@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-Format = Literal["png", "npy"]
-FORMATS: tuple[Format, ...] = ("png", "npy")
+Format = Literal["png", "npy", "mp4", "webm"]
+PICTURE_FORMATS: tuple[Format, ...] = ("png", "npy")
+MOVIE_FORMATS: tuple[Format, ...] = ("mp4", "webm")
+FORMATS = PICTURE_FORMATS + MOVIE_FORMATS
 _PNG_CHANNELS = (1, 3, 4)
 
 
@@ -72,15 +74,22 @@ def write_pictures(images: Tensor, targets: Sequence[Path], fmt: Format) -> None
             raise CommandError(message, exit_code=ExitCode.FAILED) from e
 
 
-def encode_png(image: NDArray[np.float32]) -> bytes:
-    """A picture [H, W, C] as PNG. Values are scaled by 255 and cut, not rounded, as ComfyUI's Save Image does."""
+def pixels_of(images: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Values in 0-1 as 8-bit ones: scaled by 255 and cut, not rounded, as ComfyUI's Save Image does."""
     import numpy as np
+
+    pixels: NDArray[np.uint8] = np.clip(255.0 * images, 0, 255).astype(np.uint8)
+    return pixels
+
+
+def encode_png(image: NDArray[np.float32]) -> bytes:
+    """A picture [H, W, C] as PNG; see `pixels_of`."""
     from PIL import Image
 
     channels = image.shape[-1]
     if channels not in _PNG_CHANNELS:
         raise CommandError(f"the picture has {channels} channels and PNG takes 1, 3 or 4; use --format npy")
-    pixels = np.clip(255.0 * image, 0, 255).astype(np.uint8)
+    pixels = pixels_of(image)
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(buffer, format="PNG")
     return buffer.getvalue()

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...optim.decode import Decoder
-from ...optim.plan import OpPlan
+from ...optim.video.frames import output_frames
+from ...optim.video.ops import is_video
 from ..codec import encode
 from ..record import SCHEMA_VERSION
-from ..render.sections import Row, Section
+from ..render.sections import Row, Section, chunks_row
 from ..render.text import render_sections
 from ..render.units import NA, format_bytes, format_count, format_macs, format_shape
+from .plan_ops import PlannedOp
 from .session import PlannedDecode
 
 
@@ -29,8 +31,8 @@ def plan_line(decoder: Decoder, shape: tuple[int, ...], planned: PlannedDecode) 
         "predicted_bytes": planned.summary.predicted.total,
         "ops": [
             {
-                "name": op.name, "kind": op.kind, "n_tiles": op.n_tiles, "tile": list(op.tile), "halo": op.halo,
-                "dtype": op.dtype, "backend": op.backend, "in_place": op.in_place, "macs": op.macs,
+                "name": op.name, "kind": op.kind, "frames": op.frames, "n_tiles": op.n_tiles, "tile": list(op.tile),
+                "halo": op.halo, "dtype": op.dtype, "backend": op.backend, "in_place": op.in_place, "macs": op.macs,
             }
             for op in planned.ops
         ],
@@ -39,9 +41,10 @@ def plan_line(decoder: Decoder, shape: tuple[int, ...], planned: PlannedDecode) 
 
 
 def image_shape(decoder: Decoder, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """[B, H, W, C] of the pictures."""
+    """[B, H, W, C] of the pictures; the frames of all clips make B."""
     program = decoder.program
-    return shape[0], shape[2] * program.scale[1], shape[3] * program.scale[2], program.out_channels
+    n = shape[0] * output_frames(program, shape[2]) if is_video(program) else shape[0]
+    return n, shape[-2] * program.scale[1], shape[-1] * program.scale[2], program.out_channels
 
 
 def render_plan(decoder: Decoder, shape: tuple[int, ...], planned: PlannedDecode) -> str:
@@ -57,7 +60,10 @@ def _sections(planned: PlannedDecode) -> list[Section]:
     peak = plan.predicted
     approximate = "approximate" if plan.approximate else "equal to an untiled decode"
     parts = (("pool", peak.pool), ("scratch", peak.scratch), ("packed weights", peak.packed), ("output", peak.output))
-    images = format_count(plan.images_per_pass, "picture")
+    images = format_count(plan.images_per_pass, "clip" if plan.chunk_frames else "picture")
+    chunks = (chunks_row(plan),) if plan.chunk_frames else ()
+    state = Row(label="carried state", value=format_bytes(plan.carried_bytes), note="a part of the pool")
+    carried = (state,) if plan.carried_bytes else ()
     macs = plan.macs or None  # unknown where tiles of the decoder are blended
     return [
         Section(
@@ -66,6 +72,7 @@ def _sections(planned: PlannedDecode) -> list[Section]:
                 Row(label="method", value=plan.method, note=approximate),
                 Row(label="tiles", value=format_count(plan.n_tiles), note=f"{plan.strategy}, {plan.layout}"),
                 Row(label="largest tile", value=f"{format_shape(plan.tile_px)} px", note=_overlap(plan.overlap_px)),
+                *chunks,
                 Row(label="passes", value=format_count(plan.n_passes), note=f"of {images} at most"),
                 Row(label="arithmetic", value=format_macs(macs)),
                 Row(label="bytes moved", value=format_bytes(plan.bytes_moved or None)),
@@ -77,6 +84,7 @@ def _sections(planned: PlannedDecode) -> list[Section]:
             rows=(
                 *(Row(label=name, value=format_bytes(n)) for name, n in parts),
                 Row(label="total", value=format_bytes(peak.total)),
+                *carried,
             ),
         ),
     ]
@@ -86,10 +94,10 @@ def _overlap(px: int) -> str:
     return f"overlapping {px} px" if px else ""
 
 
-def _op_table(ops: Sequence[OpPlan]) -> str:
-    head = ("Op", "kind", "tiles", "rows×columns", "dtype", "backend", "in place", "arithmetic")
+def _op_table(ops: Sequence[PlannedOp]) -> str:
+    head = ("Op", "kind", "frames", "tiles", "rows×columns", "dtype", "backend", "in place", "arithmetic")
     rows = [
-        (op.name, op.kind, str(op.n_tiles), format_shape(op.tile), op.dtype, op.backend, op.in_place,
+        (op.name, op.kind, str(op.frames), str(op.n_tiles), format_shape(op.tile), op.dtype, op.backend, op.in_place,
          format_macs(op.macs) if op.macs else NA)
         for op in ops
     ]  # fmt: skip

@@ -15,21 +15,27 @@ from torch import Tensor
 
 from ...optim.blend_plan import choose_dtype, plan_blend, summarise
 from ...optim.blended import decode_blended
-from ...optim.decode import Decoder, Engine, check_latent, check_latent_shape, open_decoder
+from ...optim.decode import Decoder, Engine, open_decoder
 from ...optim.errors import LatentError, UnknownDecoderError
 from ...optim.events import ConvShape, DecodeObserver, PlanSummary
-from ...optim.plan import OpPlan
+from ...optim.latents import check_latent_shape, check_values
+from ...optim.program import Program
 from ...optim.settings import DecodeSettings
-from ...optim.store import to_unit_range
+from ...optim.store import finish_of
+from ...optim.video.engine import check_clip_shape
+from ...optim.video.frames import output_frames
+from ...optim.video.latents import as_clips
+from ...optim.video.ops import is_video
 from ...optim.weights import FileWeights
 from ..collector import Collector
 from ..record import DecodeRecord
-from ..recorded import decode_recorded, identity_of, record_call
+from ..recorded import OnFrames, decode_frames_recorded, decode_recorded, identity_of, record_call
 from ..store import HistoryStore, StoreError
 from .blended import opaque_of, plan_tile
 from .command import CommandError
 from .inputs import read_latent
 from .options import apply_threads, choose_device, settings_from
+from .plan_ops import PlannedOp, planned_ops
 from .progress import ProgressBar
 
 log = logging.getLogger("halo_vae")
@@ -40,8 +46,8 @@ class PlannedDecode:
     """What a decode would do."""
 
     summary: PlanSummary
-    ops: tuple[OpPlan, ...]
-    """Steps of the largest pass; of one tile's decode where the method is blended."""
+    ops: tuple[PlannedOp, ...]
+    """Ops of the largest pass, or of one clip; of one tile's decode where the method is blended."""
     conv_shapes: tuple[ConvShape, ...]
     """Every convolution shape that a backend would be asked for."""
 
@@ -57,50 +63,88 @@ class Session:
     store: HistoryStore | None
     """None where there is no place for a history."""
 
+    @property
+    def is_video(self) -> bool:
+        """True where clips are decoded."""
+        return is_video(self.decoder.program)
+
+    def frames_of(self, latent: Tensor) -> int:
+        """Frames that each clip of a latent [B, C, T, H, W] becomes."""
+        return output_frames(self.decoder.program, latent.shape[2])
+
     def read(self, path: Path) -> Tensor:
-        """A latent [B, C, H, W] that the decoder takes; LatentError names the file that it does not."""
+        """A latent [B, C, H, W], or clips [B, C, T, H, W], that the decoder takes; LatentError names the file."""
         latent = read_latent(path)
-        if latent.ndim == 5 and latent.shape[2] == 1:
+        if self.is_video:
+            latent = as_clips(self.decoder.program, latent)
+        elif latent.ndim == 5 and latent.shape[2] == 1:
             latent = latent.squeeze(2)  # a clip of one frame is a picture
         try:
-            check_latent(latent, self.decoder.program)
+            check_shape(tuple(latent.shape), self.decoder.program)
+            check_values(latent)
         except LatentError as e:
             raise LatentError(f"{path}: {e}") from e
         return latent
 
     def plan(self, shape: tuple[int, ...]) -> PlannedDecode:
         """The plan for latents of this shape. LatentError, PlanError."""
-        checked = check_latent_shape(shape, self.decoder.program)
+        check_shape(shape, self.decoder.program)
         if self.settings.method != "blended":
-            plan = self.engine.plan(self.decoder, checked, self.settings)
-            return PlannedDecode(summary=plan.summary, ops=plan.ops, conv_shapes=plan.conv_shapes)
+            plan = self.engine.plan(self.decoder, shape, self.settings)
+            return PlannedDecode(summary=plan.summary, ops=planned_ops(plan), conv_shapes=plan.conv_shapes)
         opaque = opaque_of(self.engine, self.decoder)
         cut = plan_blend(opaque, shape, self.settings, self.engine.profile_for(self.decoder))
         choice = choose_dtype(opaque, self.settings)
         inner = plan_tile(self.engine, self.decoder, cut.tile_shape, choice.dtype)
         summary = summarise(cut, opaque, choice)
-        return PlannedDecode(summary=summary, ops=inner.ops, conv_shapes=inner.conv_shapes)
+        return PlannedDecode(summary=summary, ops=planned_ops(inner), conv_shapes=inner.conv_shapes)
 
     def decode(self, latent: Tensor, *, label: str) -> tuple[Tensor, DecodeRecord]:
         """Pictures [B, H, W, C], float32 in 0-1 on the CPU, and their record, which is also added to the history."""
         with ProgressBar(label) as bar:
-            if self.settings.method != "blended":
-                return decode_recorded(
-                    self.engine, self.decoder, latent, self.settings,
-                    collector=self.collector, forward=bar, store=self.store,
-                )  # fmt: skip
-            opaque = opaque_of(self.engine, self.decoder)
-
-            def call(observer: DecodeObserver) -> Tensor:
-                profile = self.engine.profile_for(self.decoder)
-                return decode_blended(
-                    opaque, latent, self.settings, finish=to_unit_range, observer=observer, profile=profile
-                )
-
-            return record_call(
-                call, identity_of(self.decoder), latent, self.settings,
-                collector=self.collector, pool=self.engine.pool, forward=bar, store=self.store,
+            if self.settings.method == "blended":
+                return self._decode_blended(latent, bar)
+            return decode_recorded(
+                self.engine, self.decoder, latent, self.settings,
+                collector=self.collector, forward=bar, store=self.store,
             )  # fmt: skip
+
+    def decode_frames(self, latent: Tensor, on_frames: OnFrames, *, label: str) -> DecodeRecord:
+        """Decode clips [B, C, T, H, W] and hand out frames [n, H, W, C], float32 in 0-1 on the CPU, as they finish.
+
+        Gives the record, which is also added to the history. Blended frames are all handed out at the end.
+        """
+        with ProgressBar(label) as bar:
+            if self.settings.method == "blended":
+                images, record = self._decode_blended(latent, bar)
+                on_frames(0, images)
+                return record
+            _, record = decode_frames_recorded(
+                self.engine, self.decoder, latent, self.settings, on_frames=on_frames,
+                collector=self.collector, forward=bar, store=self.store,
+            )  # fmt: skip
+            return record
+
+    def _decode_blended(self, latent: Tensor, bar: ProgressBar) -> tuple[Tensor, DecodeRecord]:
+        opaque = opaque_of(self.engine, self.decoder)
+
+        def call(observer: DecodeObserver) -> Tensor:
+            profile = self.engine.profile_for(self.decoder)
+            finish = finish_of(self.decoder.program)
+            return decode_blended(opaque, latent, self.settings, finish=finish, observer=observer, profile=profile)
+
+        return record_call(
+            call, identity_of(self.decoder), latent, self.settings,
+            collector=self.collector, pool=self.engine.pool, forward=bar, store=self.store,
+        )  # fmt: skip
+
+
+def check_shape(shape: tuple[int, ...], program: Program) -> None:
+    """LatentError where the decoder takes no latents of this shape."""
+    if is_video(program):
+        check_clip_shape(shape, program)
+    else:
+        check_latent_shape(shape, program)
 
 
 def open_session(args: argparse.Namespace, vae: Path) -> Session:

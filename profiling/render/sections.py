@@ -176,7 +176,7 @@ def _memory(record: DecodeRecord) -> Section:
         carried = record.plan.carried_bytes if record.plan else 0
         if carried:
             rows.append(
-                Row(label="carried state", value=format_bytes(carried), note="from chunk to chunk, in the pool's share")
+                Row(label="carried state", value=format_bytes(carried), note="from chunk to chunk, a part of the pool")
             )
     if memory is not None:
         note = f"{format_bytes(memory.measured_bytes)} above the start and what the pool held before"

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from halo_vae.profiling.cli import main
 from halo_vae.profiling.cli.demo import DATA, VAE_NAME
+from halo_vae.tests.goldens import golden
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,11 @@ def latent_file(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture
+def video_vae(tmp_path: Path) -> Path:
+    """A tiny Wan 2.1 decoder: 16 latent channels, x8, and 4 frames per latent frame but the first."""
+    path = tmp_path / "wan.safetensors"
+    save_file(dict(golden("wan21").weights), path)
+    return path
