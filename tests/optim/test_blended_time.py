@@ -169,6 +169,15 @@ def test_decoder_that_gives_a_frame_for_each_is_chunked_too(tile_px: int) -> Non
     assert max_diff(got, want) <= 1e-6
 
 
+def test_tiles_of_chunks_are_faded_as_whole_frames_are() -> None:
+    z = latent((2, 4, 9, 4, 5))  # this decoder looks at no neighbour in space, and its chunks disagree
+    asked = {"chunk_frames": 16, "chunk_overlap": 8}
+    tiled, whole_frames = (
+        decode_blended(opaque(CausalDec()), z, settings(px, 8, **asked), finish=lambda x: x) for px in (24, 768)
+    )
+    assert max_diff(tiled, whole_frames) <= 1e-5
+
+
 # -- plans
 
 
