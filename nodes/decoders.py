@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,9 +11,22 @@ from weakref import WeakKeyDictionary
 from ..optim.decode import Decoder, open_decoder
 from ..optim.errors import WeightsError
 from ..optim.events import SILENT, DecodeObserver
+from ..optim.opaque import OpaqueDecoder
+from ..optim.program import Program
+from ..optim.video.frames import output_frames
+from ..optim.video.latents import BATCH_IS_TIME
+from ..optim.video.ops import ClipConv, is_video
+from .hints import UnclearModelError, hints_of
 from .host import Host
 from .module_weights import why_not_plain
 from .vae import describe_vae
+
+COMPARED_LENGTHS = (1, 3, 5)
+"""Latent frames at which frame counts must agree: odd, as CogVideoX makes more of an even number than its VAE says."""
+SCALES_LATENTS = ("taehv",)
+"""Families that take the hint `latent_scale`."""
+ONE_RATIO_FOR_ALL = ("taehv",)
+"""Families for whose members of different sizes the host states one ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +88,53 @@ class Decoders:
             return [e.opened.decoder for e in self._entries.values() if e.opened.decoder is not None]
 
     def _open(self, vae: Any, observer: DecodeObserver) -> Opened:
-        opaque = describe_vae(vae)
-        if opaque.latent_dim != 2:
-            return Opened(decoder=None, reason=f"{opaque.name} is not a picture decoder")
-        changed = why_not_plain(vae.first_stage_model)
-        if changed is not None:
-            return Opened(decoder=None, reason=f"{opaque.name} was changed: {changed}")
+        opaque, model = describe_vae(vae), vae.first_stage_model
+        if opaque.latent_dim == 1:
+            return Opened(decoder=None, reason=f"{opaque.name} is no decoder of pictures or videos")
         try:
+            hints = hints_of(model, opaque.latent_channels)
+            weights = self._host.weights(vae)
             decoder = open_decoder(
-                self._host.weights(vae), device=opaque.device, loaded_dtype=opaque.dtype, observer=observer
+                weights, device=opaque.device, loaded_dtype=opaque.dtype, hints=hints, observer=observer
             )
         except WeightsError as error:
             return Opened(decoder=None, reason=str(error))
+        except UnclearModelError as error:
+            return Opened(decoder=None, reason=f"{opaque.name} is not clear: {error}")
         program = decoder.program
-        if program.scale != (1, opaque.scale, opaque.scale) or program.out_channels != opaque.output_channels:
-            return Opened(
-                decoder=None,
-                reason=f"its weights make x{program.scale[1]} pictures of {program.out_channels} channels, "
-                f"but the VAE says x{opaque.scale} and {opaque.output_channels}",
-            )
+        if program.family not in SCALES_LATENTS and float(hints.get("latent_scale", "1")) != 1.0:
+            return Opened(decoder=None, reason=f"{opaque.name} scales its latents, which {program.family} VAEs do not")
+        changed = why_not_plain(model, borders_of(program))
+        if changed is not None:
+            return Opened(decoder=None, reason=f"{opaque.name} was changed: {changed}")
+        contradiction = contradiction_of(program, opaque)
+        if contradiction is not None:
+            return Opened(decoder=None, reason=contradiction)
         return Opened(decoder=decoder, reason=f"its weights are those of a {program.family} decoder")
+
+
+def borders_of(program: Program) -> Mapping[str, str]:
+    """The border beyond the picture's edge, by the name of the layer, where the program has another than zeros."""
+    convs = (op for op in program.ops if isinstance(op, ClipConv) and op.border != "zero")
+    return {op.weight.rpartition(".")[0]: op.border for op in convs}
+
+
+def contradiction_of(program: Program, opaque: OpaqueDecoder) -> str | None:
+    """What the VAE object says otherwise than its weights, in words; None where they agree."""
+    stated = opaque.scale if program.family not in ONE_RATIO_FOR_ALL else program.scale[1]
+    if program.scale[1:] != (stated, stated) or program.out_channels != opaque.output_channels:
+        return (
+            f"its weights make x{program.scale[1]} pictures of {program.out_channels} channels, "
+            f"but the VAE says x{opaque.scale} and {opaque.output_channels}"
+        )
+    if not is_video(program):
+        return None if opaque.latent_dim == 2 else f"its weights make pictures, but {opaque.name} decodes videos"
+    if (opaque.latent_dim == 2) != (program.family in BATCH_IS_TIME):
+        return f"its weights make videos, but {opaque.name} decodes pictures"
+    if program.family in ONE_RATIO_FOR_ALL:
+        return None
+    for n in COMPARED_LENGTHS:
+        frames, promised = output_frames(program, n), opaque.frames(n)
+        if frames != promised:
+            return f"its weights make {frames} frames of {n}, but the VAE says {promised}"
+    return None

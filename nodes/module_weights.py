@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,18 +54,18 @@ class ModuleWeights:
         return sample_bytes(self.get(name, torch.float32, torch.device("cpu")) if self._patched else tensor)
 
 
-def why_not_plain(model: Any) -> str | None:
+def why_not_plain(model: Any, borders: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """Why a model may decode otherwise than its weights say, in words; None where nothing speaks for that.
 
     Other extensions replace a layer's border or a whole method (for seamless textures, say): then only the model's own
-    call gives the picture that is meant.
+    call gives the picture that is meant. `borders` are those that a layer has by its family, by its name.
     """
     if not isinstance(model, nn.Module):
         return "it is no torch module"
     for name, layer in model.named_modules():
         if any(part in ("encoder", "taesd_encoder") for part in name.split(".")):
             continue
-        if getattr(layer, "padding_mode", "zeros") != "zeros":
+        if getattr(layer, "padding_mode", "zeros") not in ("zeros", borders.get(name)):
             return f"{name} pads its borders by {layer.padding_mode}"
         if replaced := {"forward", "_conv_forward", "decode"} & set(vars(layer)):
             return f"{name or 'the model'} has its {replaced.pop()} replaced"

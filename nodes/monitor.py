@@ -17,7 +17,7 @@ from ..optim.settings import DecodeSettings
 from ..profiling.environment import read_environment
 from ..profiling.metrics import metrics_of
 from ..profiling.record import DecodeRecord
-from ..profiling.render.sections import Row, Section, metrics_sections
+from ..profiling.render.sections import Row, Section, chunks_row, metrics_sections
 from ..profiling.render.text import render_line, render_sections
 from ..profiling.render.units import NA, format_bytes, format_count, format_shape
 from ..profiling.store import StoreError
@@ -29,6 +29,9 @@ from .vae import describe_vae
 
 SIZES = (512, 1024, 2048)
 """Edges of square pictures to plan for where no latent is connected."""
+CLIP_SIZE = (480, 832)
+"""Height and width of a clip to plan for where none is connected, and below its latent frames: 81 frames of Wan."""
+CLIP_LAT = 21
 _HISTORY = 200
 """Records of the history that advice is drawn from."""
 _SHOWN = 5
@@ -81,8 +84,11 @@ def _shapes(opaque: OpaqueDecoder, samples: Mapping[str, Any] | None) -> list[tu
     """Latents to plan for."""
     if samples is not None:
         return [tuple(fit_latent(opaque, latent_of(samples)).shape)]
-    if opaque.latent_dim != 2 or opaque.latent_channels is None:
+    if opaque.latent_channels is None:
         return []
+    if opaque.latent_dim == 3:
+        lat = (CLIP_LAT, *(side // opaque.scale for side in CLIP_SIZE))
+        return [(1, opaque.latent_channels, *lat)]
     return [(1, opaque.latent_channels, edge // opaque.scale, edge // opaque.scale) for edge in SIZES]
 
 
@@ -99,6 +105,9 @@ def _plan(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tuple[
             note=f"above the weights; the host's own estimate for an untiled decode is {format_bytes(estimate)}"),
         Row(label="tiles", value=format_count(plan.n_tiles), note=f"of at most {format_shape(plan.tile_px)} px"),
     ]  # fmt: skip
+    if plan.chunk_frames:
+        rows.append(chunks_row(plan))
+        rows.append(Row(label="carried state", value=format_bytes(plan.carried_bytes), note="a part of the peak"))
     rows += [Row(label=c.name, value=c.value, note=c.reason) for c in plan.choices]
     return Section(title=title, rows=tuple(rows))
 
@@ -106,9 +115,8 @@ def _plan(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tuple[
 def _summary(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tuple[int, ...]) -> PlanSummary:
     """What `auto` with the recommended settings would run."""
     settings = DecodeSettings()
-    if opened.decoder is not None and len(shape) == 4:
-        b, c, h, w = shape
-        return session.engine.plan(opened.decoder, (b, c, h, w), settings).summary
+    if opened.decoder is not None:
+        return session.engine.plan(opened.decoder, shape, settings).summary
     profile: DeviceProfile = session.engine.profile_of(opaque.device)
     return summarise(plan_blend(opaque, shape, settings, profile), opaque, choose_dtype(opaque, settings))
 
