@@ -107,7 +107,6 @@ def _plan(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tuple[
     ]  # fmt: skip
     if plan.chunk_frames:
         rows.append(chunks_row(plan))
-        rows.append(Row(label="carried state", value=format_bytes(plan.carried_bytes), note="a part of the peak"))
     rows += [Row(label=c.name, value=c.value, note=c.reason) for c in plan.choices]
     return Section(title=title, rows=tuple(rows))
 

@@ -157,7 +157,7 @@ def chunks_row(plan: PlanSummary) -> Row:
     at = ", ".join(map(str, plan.boundaries[:_SHOWN]))
     more = ", …" if len(plan.boundaries) > _SHOWN else ""
     where = f"new chunks at frame {at}{more}" if at else ""
-    return Row(label="chunks", value=f"{chunks} of at most {frames}", note=where)
+    return Row(label="clip", value=f"{chunks} of at most {frames}", note=where)
 
 
 def _memory(record: DecodeRecord) -> Section:

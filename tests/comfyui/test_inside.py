@@ -92,6 +92,22 @@ def test_every_kind_of_decoder(install: Install, tmp_path: Any) -> None:
         assert facts[name]["shape"] == [1, 37, 53, 3]
 
 
+VIDEOS = {
+    "wan21": ("wan21", 18), "ltx": ("ltx", 17), "taehv": ("taehv", 9), "taehv unscaled": ("taehv", 9),
+    "taehv ltx2": ("taehv", 9), "svd": ("svd", 3),
+}  # fmt: skip
+"""By kind of video VAE, the family it is recognised as and the frames of all its clips."""
+
+
+def test_kinds_of_video_decoder(install: Install, tmp_path: Any) -> None:
+    if install.version < ANY_WIDTH:
+        pytest.skip("this ComfyUI does not take these decoders from a file")
+    facts = run_inside(install, tmp_path, "videos.py")
+    for name, (family, n_frames) in VIDEOS.items():
+        assert_right(facts[name])
+        assert (facts[name]["family"], facts[name]["shape"][0]) == (family, n_frames)
+
+
 @pytest.fixture(scope="session")
 def odd(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_inside(install, tmp_path_factory.mktemp("odd"), "odd.py")

@@ -220,7 +220,7 @@ def test_noise_follows_its_seed() -> None:
 def test_monitor_plans_a_clip() -> None:
     session, vae = new_session(), clip_vae()
     text = actions.monitor(session, vae, {"samples": latent((1, 16, 4, 4, 5))})
-    for words in ("wan21", "Plan for 1×16×4×4×5", "chunks", "carried state", "exact"):
+    for words in ("wan21", "Plan for 1×16×4×4×5", "1 chunk of at most 13 frames", "exact"):
         assert words in text
     assert "Plan for 1×16×21×60×104 (480×832 px)" in actions.monitor(session, vae)
     assert "Plan for 1×4×64×64" in actions.monitor(session, clip_vae("svd"))

@@ -169,11 +169,11 @@ def test_chunks_and_carried_state_of_a_video_are_shown() -> None:
     assert record.plan is not None
     plan = replace(record.plan, chunk_frames=8, n_chunks=3, boundaries=(9, 17), carried_bytes=3 << 20, n_passes=1)
     panel = text.render_record(replace(record, plan=plan))
-    assert line_with(panel, "chunks") == "chunks 3 chunks of at most 8 frames new chunks at frame 9, 17"
+    assert line_with(panel, "clip") == "clip 3 chunks of at most 8 frames new chunks at frame 9, 17"
     assert line_with(panel, "carried state") == "carried state 3.00 MiB from chunk to chunk, a part of the pool"
     assert "carried state" not in text.render_record(record)
     assert "chunks" not in text.render_record(record)
-    assert "| chunks | 3 chunks of at most 8 frames |" in markdown.render_record(replace(record, plan=plan))
+    assert "| clip | 3 chunks of at most 8 frames |" in markdown.render_record(replace(record, plan=plan))
 
 
 def test_opaque_work_is_not_called_zero() -> None:
