@@ -53,9 +53,14 @@ def map_count(kt: int) -> int:
     return 4 if kt == 3 else kt
 
 
+def sum_count(kt: int, n_frames: int) -> int:
+    """Outputs per item at most."""
+    return 2 if kt == 3 and n_frames > 1 else 1
+
+
 def slot_count(kt: int, n_items: int, n_frames: int) -> int:
     """Sources held at a time by groups of up to `n_items`."""
-    return kt + (2 * n_items if kt == 3 and n_frames > 1 else n_items) - 1
+    return kt - 1 + n_items * sum_count(kt, n_frames)
 
 
 def plan_groups(taps: Sequence[Taps], n_items: int) -> list[Group]:
@@ -93,15 +98,26 @@ class _Item:
 
 
 def _items(taps: Sequence[Taps]) -> list[_Item]:
+    """Pairs and single outputs such that the products are as few as can be."""
+    best: list[tuple[int, _Item | None]] = [(0, None)] * (len(taps) + 2)
+    for f in reversed(range(len(taps))):
+        alone = _item(f, tuple(taps[f]), False)
+        best[f] = best[f + 1][0] + len(alone.products), alone
+        if len(taps[f]) == 3 and f + 1 < len(taps) and tuple(taps[f][1:]) == tuple(taps[f + 1][:-1]):
+            both = _item(f, (*taps[f], taps[f + 1][-1]), True)
+            cost = best[f + 2][0] + len(both.products)
+            if cost <= best[f][0]:
+                best[f] = cost, both
     items: list[_Item] = []
     f = 0
-    while f < len(taps):
-        here = tuple(taps[f])
-        pair = len(here) == 3 and f + 1 < len(taps) and here[1:] == tuple(taps[f + 1])[:-1]
-        sources = (*here, taps[f + 1][-1]) if pair else here
-        items.append(_Item(f, sources, _products(sources, len(here)), pair))
-        f += 2 if pair else 1
+    while (item := best[f][1]) is not None:
+        items.append(item)
+        f += 2 if item.pair else 1
     return items
+
+
+def _item(output: int, sources: tuple[int | None, ...], pair: bool) -> _Item:
+    return _Item(output, sources, _products(sources, len(sources) - pair), pair)
 
 
 def _products(sources: tuple[int | None, ...], kt: int) -> tuple[Product, ...]:

@@ -25,12 +25,13 @@ _A, _B = math.sqrt(0.5), math.sqrt(2.0)
 (measured at 512 channels); that points decide the error: Barabasz et al. 2020, arXiv:1803.10986."""
 _G = (
     (1.0, 0.0, 0.0),
-    (-2 / 3, -2 / 3 * _A, -1 / 3),
-    (-2 / 3, 2 / 3 * _A, -1 / 3),
-    (1 / 6, 1 / 6 * _B, 1 / 3),
-    (1 / 6, -1 / 6 * _B, 1 / 3),
+    (-2 / 3 * _A, -1 / 3, -1 / 3 * _A),
+    (-2 / 3 * _A, 1 / 3, -1 / 3 * _A),
+    (1 / 3, 1 / 3 * _B, 2 / 3),
+    (1 / 3, -1 / 3 * _B, 2 / 3),
     (0.0, 0.0, 1.0),
 )
+"""Rows 1 and 2 times sqrt(1/2), 3 and 4 times 2: two outputs are then a sum with a single factor each."""
 
 
 def transform_taps(taps: Tensor, out: Tensor, workers: int) -> None:
@@ -43,6 +44,14 @@ def transform_taps(taps: Tensor, out: Tensor, workers: int) -> None:
         return lambda _: torch.mm(both, taps[start:stop].t(), out=out[:, start:stop])
 
     run_tasks([some(start) for start in range(0, len(taps), FILTER_STEP)], workers)
+
+
+def time_filters(taps: Tensor) -> list[Tensor]:
+    """Taps over time [kt, ...] as the filters of `frame_groups`: themselves, or F(2, 3)'s four where kt is 3."""
+    if len(taps) != 3:
+        return list(taps)
+    ends, middle = (taps[0] + taps[2]).mul_(0.5), taps[1] * 0.5
+    return [taps[0], ends + middle, ends - middle, taps[2]]
 
 
 def input_axis(d: Sequence[Tensor], out: Sequence[Tensor], temporaries: Sequence[Tensor]) -> None:
@@ -72,19 +81,19 @@ def output_axis(
     first, second, third, fourth = out
     if accumulate:
         if first is not None:
-            first.add_(m[0]).add_(p).add_(r)
+            first.add_(m[0]).add_(p, alpha=_B).add_(r, alpha=0.5)
         if second is not None:
-            second.add_(q, alpha=_A).add_(s, alpha=_B)
+            second.add_(q).add_(s, alpha=_A)
         if third is not None:
-            third.add_(p, alpha=0.5).add_(r, alpha=2)
+            third.add_(p, alpha=_A).add_(r)
         if fourth is not None:
-            fourth.add_(m[5]).add_(q, alpha=_A**3).add_(s, alpha=_B**3)
+            fourth.add_(m[5]).add_(q, alpha=0.5).add_(s, alpha=_B)
         return
     if first is not None:
-        torch.add(m[0], p, out=first).add_(r)
+        torch.add(m[0], p, alpha=_B, out=first).add_(r, alpha=0.5)
     if second is not None:
-        torch.mul(q, _A, out=second).add_(s, alpha=_B)
+        torch.add(q, s, alpha=_A, out=second)
     if third is not None:
-        torch.mul(p, 0.5, out=third).add_(r, alpha=2)
+        torch.add(r, p, alpha=_A, out=third)
     if fourth is not None:
-        torch.add(m[5], q, alpha=_A**3, out=fourth).add_(s, alpha=_B**3)
+        torch.add(m[5], q, alpha=0.5, out=fourth).add_(s, alpha=_B)

@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from ..workers import Task, run_tasks
-from .frame_groups import Group, Product, Taps, map_count, plan_groups, slot_count
+from .frame_groups import Group, Product, Taps, map_count, plan_groups, slot_count, sum_count
+from .frame_products import add_up
 from .scratch import carve
-from .winograd_axes import EDGE, FILTER_STEP, TAPS, input_axis, output_axis, transform_taps
+from .winograd_axes import EDGE, FILTER_STEP, TAPS, input_axis, output_axis, time_filters, transform_taps
 
-BLOCK_SQUARES = 64
-MIN_ROWS = 64
-"""Rows of a matrix product: blocks with fewer squares take several frames at a time."""
-MAX_ITEMS = 4
+BLOCK_BYTES, MIN_SQUARES, MAX_SQUARES = 24 << 20, 128, 256
+"""A block holds as many squares as this many bytes of transformed sources and products: with fewer, filters are read
+more often than products take; with more, what is read again has left a CPU's caches."""
+MIN_ROWS, MAX_ITEMS = 64, 4
+"""Blocks with fewer squares than this take several frames, or pairs of them, into each product; at most so many."""
 BATCH = 12
 """Products per call, of 36: few, so that what one call writes the next finds in a cache."""
 _PRODUCTS = TAPS * TAPS
@@ -52,28 +54,21 @@ def transform_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor:
 
 def _transform_some(weight: Tensor, out: Tensor) -> None:
     """[K, c, kt, 3, 3] -> the first c * K columns of out [n, 36, ...]."""
-    kt = weight.shape[2]
-    taps = weight.permute(2, 1, 0, 3, 4).reshape(kt, -1, 9)
-    if kt == 3:
-        ends, middle = (taps[0] + taps[2]).mul_(0.5), taps[1] * 0.5
-        maps = [taps[0], ends + middle, ends - middle, taps[2]]
-    else:
-        maps = list(taps)
-    for i, one in enumerate(maps):
-        transform_taps(one, out[i, :, : taps.shape[1]], 1)
+    for target, taps in zip(out, time_filters(weight.permute(2, 1, 0, 3, 4).flatten(3).flatten(1, 2)), strict=True):
+        transform_taps(taps, target[:, : len(taps)], 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Squares that lie EDGE pixels apart."""
+    """Squares along one axis that lie EDGE pixels apart."""
 
     offset: int
     """Of the first one's input in the block's."""
     first: int
     """Number of the first one."""
     count: int
-    targets: tuple[slice | None, ...]
-    """Where the EDGE outputs of each go in the block's; None where they are another square's."""
+    skipped: int = 0
+    """Leading outputs of each that are another square's."""
 
     @property
     def squares(self) -> slice:
@@ -82,6 +77,11 @@ class _Piece:
     def inputs(self, tap: int) -> slice:
         start = self.offset + tap
         return slice(start, start + EDGE * (self.count - 1) + 1, EDGE)
+
+    def outputs(self, out: Tensor, dim: int) -> Tensor:
+        """The axis of a block's output as two: squares, and outputs of each that are not skipped."""
+        new = EDGE - self.skipped
+        return torch.unflatten(out.narrow(dim, EDGE * self.first, self.count * new), dim, (self.count, new))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,10 @@ class _Span:
 
     def pieces(self) -> list[_Piece]:
         whole, rest = divmod(self.stop - self.start, EDGE)
-        made = []
-        if whole:
-            made.append(_Piece(0, 0, whole, tuple(slice(i, EDGE * whole, EDGE) for i in range(EDGE))))
+        pieces = [_Piece(0, 0, whole)] if whole else []
         if rest:
-            skipped, first_new = EDGE - rest, EDGE * whole
-            news = (slice(first_new + i - skipped, first_new + i - skipped + 1) for i in range(skipped, EDGE))
-            made.append(_Piece(self.stop - EDGE - self.base, whole, 1, (*(None,) * skipped, *news)))
-        return made
+            pieces.append(_Piece(self.stop - EDGE - self.base, whole, 1, EDGE - rest))
+        return pieces
 
 
 def _spans(extent: int, squares: int) -> list[_Span]:
@@ -122,14 +118,16 @@ def _split(n: int, most: int) -> int:
     return -(-n // -(-n // most))
 
 
-def _block_shape(c: int, k: int, height: int, width: int, n_frames: int, workers: int) -> tuple[int, int, int]:
-    """(rows, columns) of squares per block, and items per group."""
+def _block_shape(c: int, k: int, height: int, width: int, kt: int, n_frames: int, workers: int) -> tuple[int, int, int]:
+    """(rows, columns) of squares per block, and items per group; small outputs have a block for each worker."""
     rows, cols = -(-height // EDGE), -(-width // EDGE)
-    most = max(1, min(BLOCK_SQUARES, -(-rows * cols // workers)))
+    per_square = 4 * _PRODUCTS * (slot_count(kt, 1, n_frames) * c + sum_count(kt, n_frames) * k)
+    fitting = max(MIN_SQUARES, min(MAX_SQUARES, BLOCK_BYTES // per_square))
+    most = max(1, min(fitting, -(-rows * cols // workers)))
     across = _split(cols, most)
     down = _split(rows, max(1, most // across))
     items = -(-MIN_ROWS // (down * across))
-    return down, across, max(1, min(items, MAX_ITEMS, n_frames))
+    return down, across, max(1, min(items, MAX_ITEMS, -(-n_frames // sum_count(kt, n_frames))))
 
 
 def _sizes(c: int, k: int, down: int, across: int, kt: int, items: int, n_frames: int) -> tuple[tuple[int, ...], ...]:
@@ -140,7 +138,7 @@ def _sizes(c: int, k: int, down: int, across: int, kt: int, items: int, n_frames
     leaving = (EDGE + 4) * TAPS * squares * k
     return (
         (_PRODUCTS, slot_count(kt, items, n_frames), squares, c),
-        (2 if kt == 3 and n_frames > 1 else 1, _PRODUCTS, items * squares, k),
+        (sum_count(kt, n_frames), _PRODUCTS, items * squares, k),
         (max(entering, multiplying, leaving),),
     )
 
@@ -149,7 +147,7 @@ def scratch_elements(
     channels: int, out_channels: int, height: int, width: int, kt: int, n_frames: int, workers: int
 ) -> int:
     """float32 elements of scratch for `convolve` into `n_frames` frames of this size."""
-    down, across, items = _block_shape(channels, out_channels, height, width, n_frames, workers)
+    down, across, items = _block_shape(channels, out_channels, height, width, kt, n_frames, workers)
     sizes = _sizes(channels, out_channels, down, across, kt, items, n_frames)
     return workers * sum(math.prod(size) for size in sizes)
 
@@ -173,7 +171,7 @@ def convolve(
     """
     k, h, w = outs[0].shape
     c, kt = frames[0].shape[0], len(taps[0])
-    down, across, items = _block_shape(c, k, h, w, len(outs), workers)
+    down, across, items = _block_shape(c, k, h, w, kt, len(outs), workers)
     sizes = _sizes(c, k, down, across, kt, items, len(outs))
     each = sum(math.prod(size) for size in sizes)
     groups = plan_groups(taps, items)
@@ -225,36 +223,13 @@ def _multiply(group: Group, v: Tensor, maps: Tensor, m: Tensor, spare: Tensor) -
     stacked, product = carve(spare, ((BATCH, n, squares, c), (BATCH, n * squares, k)))
     for start in range(0, _PRODUCTS, BATCH):
         batch = slice(start, start + BATCH)
-        first, *second = (part[batch] for part in sums)
-        _sum_up(group, v[batch], maps[:, batch], first, second[0] if second else first, stacked, product)
+
+        def multiply(p: Product, out: Tensor, add: int, batch: slice = batch) -> None:
+            x = _operand(group, p, v[batch], stacked)
+            torch.baddbmm(out, x, maps[p.filter, batch], beta=add, alpha=p.scale, out=out)
+
+        add_up(group, multiply, sums[0][batch], sums[-1][batch], product)
     return [part.view(_PRODUCTS, n, squares, k) for part in sums]
-
-
-def _sum_up(
-    group: Group, v: Tensor, maps: Tensor, first: Tensor, second: Tensor, stacked: Tensor, spare: Tensor
-) -> None:
-    """The same for one batch of products."""
-    started = {"first": False, "second": False}
-    shared = all(p.target != "difference" for p in group.products)
-    for p in group.products:
-        x, f = _operand(group, p, v, stacked), maps[p.filter]
-        if p.target == "difference":
-            torch.baddbmm(spare, x, f, beta=0, alpha=p.scale, out=spare)
-            torch.sub(first, spare, out=second)
-            first.add_(spare)
-            continue
-        side = "second" if p.target == "second" else "first"
-        target = second if side == "second" else first
-        torch.baddbmm(target, x, f, beta=int(started[side]), alpha=p.scale, out=target)
-        started[side] = True
-        if p.target == "both":
-            started["second"] = True
-            if shared:
-                second.copy_(first)
-    if not started["first"]:
-        first.zero_()
-    if group.pair and not started["second"]:
-        second.zero_()
 
 
 def _operand(group: Group, p: Product, v: Tensor, stacked: Tensor) -> Tensor:
@@ -278,12 +253,10 @@ def _leave(m: Tensor, rows: _Span, cols: _Span, spare: Tensor, out: Tensor, accu
     rest = spare[EDGE * n :]
     output_axis(list(m.view(TAPS, TAPS, down, across, k)), list(s), carve(rest, ((TAPS, down, across, k),) * 4))
     for row in rows.pieces():
-        for i, row_target in enumerate(row.targets):
-            if row_target is None:
-                continue
-            line = out[row_target]
-            for col in cols.pieces():
-                temporaries = carve(rest, ((row.count, col.count, k),) * 4)
-                targets = [None if target is None else line[:, target] for target in col.targets]
-                squares = [s[i, j, row.squares, col.squares] for j in range(TAPS)]
-                output_axis(squares, targets, temporaries, accumulate=accumulate)
+        lines = row.outputs(out, 0)
+        for col in cols.pieces():
+            y = col.outputs(lines, 2).permute(1, 3, 0, 2, 4)
+            targets = [*(None,) * col.skipped, *y.unbind(1)]
+            columns = [s[row.skipped :, j, row.squares, col.squares] for j in range(TAPS)]
+            temporaries = carve(rest, (tuple(columns[0].shape),) * 4)
+            output_axis(columns, targets, temporaries, accumulate=accumulate)
