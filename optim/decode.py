@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .arena import align
 from .device import DeviceProfile, describe_device
-from .errors import LatentError, SettingsError
+from .errors import SettingsError
 from .errors_oom import is_out_of_memory
 from .events import SILENT, DecodeObserver, Fallback
 from .executor import PassRunner, Progress, RestartDecode, RunContext
 from .families import lower
+from .latents import LatentShape, check_latent, check_latent_shape, check_values
 from .packing import DTYPES, PackedWeights, dtype_name
 from .plan import Plan
 from .planner import latent_buffer_bytes, make_plan
@@ -25,13 +28,21 @@ from .precision import DtypeDecision, WidenedOps, choose_dtypes
 from .prefetch import LatentFeeder
 from .program import Program
 from .settings import DecodeSettings
-from .store import Finish, ImageSink, to_unit_range
+from .store import Finish, ImageSink, finish_of
+from .summary import with_resident
+from .video.engine import ClipEngine, ClipRequest, check_clip_shape
+from .video.frames import output_frames
+from .video.latents import as_clips
+from .video.ops import is_video
+from .video.plan import ClipPlan
+from .video.sink import OnFrames
 from .weights import WeightSource
+
+T = TypeVar("T")
 
 MAX_PLANS = 64
 MAX_SMALLER = 4
 """How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
-LatentShape = tuple[int, int, int, int]
 
 
 class Decoder:
@@ -52,6 +63,12 @@ class Decoder:
         """Equal for equal weights."""
         return self.weights.content_hash
 
+    @property
+    def stored_dtype(self) -> str:
+        """Dtype of the bulk of the weights as they lie in the source."""
+        first = next(op for op in self.program.ops if hasattr(op, "weight"))
+        return dtype_name(self.weights.specs[first.weight].dtype)
+
 
 class ProgramCache:
     """Lowered programs by the structure of the weights; the latest few."""
@@ -63,15 +80,17 @@ class ProgramCache:
         self._programs: OrderedDict[object, Program] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, weights: WeightSource, observer: DecodeObserver) -> Program:
+    def get(self, weights: WeightSource, observer: DecodeObserver, hints: Mapping[str, str] | None = None) -> Program:
         """The program of these weights, lowered if it is new."""
         specs = weights.specs
-        key = frozenset((name, spec.shape) for name, spec in specs.items())
+        # the dtype too: what some decoders do to their latent follows from it
+        shapes = frozenset((name, spec.shape, spec.dtype) for name, spec in specs.items())
+        key = shapes, frozenset((hints or {}).items())
         with self._lock:
             program = self._programs.get(key)
         observer.cache_lookup("program", program is not None)
         if program is None:
-            program = lower(specs)
+            program = lower(specs, hints=hints)
             with self._lock:
                 self._programs[key] = program
                 while len(self._programs) > self.SIZE:
@@ -87,16 +106,20 @@ def open_decoder(
     *,
     device: torch.device | str = "cpu",
     loaded_dtype: torch.dtype | None = None,
+    hints: Mapping[str, str] | None = None,
     observer: DecodeObserver = SILENT,
 ) -> Decoder:
     """Lower weights to a program. UnknownDecoderError or WeightsError if that cannot be done.
+
+    `hints` are facts that weights cannot tell; None takes the metadata of a file.
 
     Without `loaded_dtype`, a decoder counts as loaded in float32 on a CPU and elsewhere in the first dtype that its
     family allows, as hosts load it.
     """
     dev = torch.device(device)
     observer.mark("lower")
-    program = PROGRAMS.get(weights, observer)
+    found = getattr(weights, "metadata", {}) if hints is None else hints
+    program = PROGRAMS.get(weights, observer, found)
     if loaded_dtype is None:
         loaded_dtype = torch.float32 if dev.type == "cpu" else DTYPES[program.working_dtypes[0]]
     return Decoder(weights=weights, program=program, loaded_dtype=loaded_dtype, device=dev)
@@ -110,6 +133,7 @@ class Engine:
         self.pool = pool or MemoryPool()
         self.widened = WidenedOps()
         self._profile = profile
+        self._clips = ClipEngine(self.pool, self.widened, self.profile_for)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -122,27 +146,30 @@ class Engine:
     def plan(
         self,
         decoder: Decoder,
-        latent_shape: LatentShape,
+        latent_shape: tuple[int, ...],
         settings: DecodeSettings | None = None,
         *,
         observer: DecodeObserver = SILENT,
-    ) -> Plan:
-        """The plan `decode` would run for latents [B, C, H, W]. LatentError or PlanError if there is none."""
+    ) -> Plan | ClipPlan:
+        """The plan `decode` would run for latents of that shape. LatentError or PlanError if there is none."""
         profile = self.profile_for(decoder)
+        if is_video(decoder.program):
+            clips = check_clip_shape(tuple(latent_shape), decoder.program)
+            return self._clips.plan(decoder, clips, settings or DecodeSettings(), observer, profile)[0]
         plan, _ = self._plan(decoder, latent_shape, settings or DecodeSettings(), observer, profile)
         return plan
 
     def _plan(
         self,
         decoder: Decoder,
-        shape: LatentShape,
+        latent_shape: tuple[int, ...],
         settings: DecodeSettings,
         observer: DecodeObserver,
         profile: DeviceProfile,
         out_itemsize: int = 4,
     ) -> tuple[Plan, DtypeDecision]:
         program = decoder.program
-        check_latent_shape(shape, program)
+        shape = check_latent_shape(latent_shape, program)
         if settings.method in ("stock", "blended"):
             raise SettingsError(f"method {settings.method} is not the exact engine's; choose auto or exact")
         edge = max(shape[2] * program.scale[1], shape[3] * program.scale[2])
@@ -151,7 +178,7 @@ class Engine:
             settings.precision_mode, program, native, profile, edge, self.widened, decoder.content_hash
         )
         # free memory changes from decode to decode: a plan is good for any budget it fits
-        key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, self._stored(decoder))
+        key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, decoder.stored_dtype)
         with self._lock:
             plan = self._plans.get(key) if settings.advanced_caching else None
         if plan is not None and profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
@@ -160,21 +187,15 @@ class Engine:
         if plan is None:
             out_bytes = shape[0] * program.out_channels * shape[2] * program.scale[1] * shape[3] * program.scale[2] * 4
             plan = make_plan(
-                program, shape, settings, profile, decision, out_bytes=out_bytes, stored=self._stored(decoder)
+                program, shape, settings, profile, decision, out_bytes=out_bytes, stored=decoder.stored_dtype
             )
             if settings.advanced_caching:
                 with self._lock:
                     self._plans[key] = plan
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
-        return _with_resident(plan, decoder.packed.nbytes, out_itemsize), decision
-
-    @staticmethod
-    def _stored(decoder: Decoder) -> str:
-        """Dtype of the bulk of the weights as they lie in the source."""
-        specs = decoder.weights.specs
-        first = next(op for op in decoder.program.ops if hasattr(op, "weight"))
-        return dtype_name(specs[first.weight].dtype)
+        summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize)
+        return (plan if summary is plan.summary else replace(plan, summary=summary)), decision
 
     # -- running
 
@@ -185,33 +206,80 @@ class Engine:
         settings: DecodeSettings | None = None,
         *,
         observer: DecodeObserver = SILENT,
-        finish: Finish = to_unit_range,
+        finish: Finish | None = None,
         out_dtype: torch.dtype = torch.float32,
         out_device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Decode latents [B, C, H, W] to pictures [B, H, W, C], equal to the untiled decode within rounding.
+        """Decode latents to pictures [B, H, W, C], equal to the untiled decode within rounding.
 
-        `finish` takes raw float32 tiles [B, C, h, w] to picture range. Raises LatentError, PlanError, NonFiniteError,
-        or what the observer raises to cancel; the pool is then as it was and no picture exists.
+        Latents are [B, C, H, W]; of a video decoder [B, C, T, H, W], or [B, C, H, W] for clips of one frame, and the
+        pictures are then its frames, clip by clip. `finish` takes raw float32 tiles [B, C, h, w] to picture range; None
+        is the decoder's usual ending.
+        Raises LatentError, PlanError, NonFiniteError, or what the observer raises to cancel; the pool is then as it was
+        and no picture exists.
         """
         settings = settings or DecodeSettings()
         observer.mark("plan")
-        shape = check_latent(latent, decoder.program)
-        request = _Request(
-            decoder=decoder,
-            latent=latent,
-            shape=shape,
-            settings=settings,
-            observer=observer,
-            finish=finish,
-            out_dtype=out_dtype,
-            out_device=torch.device(out_device),
-        )
-        with self.pool.exclusive(), torch.inference_mode(), _without_autocast(decoder.device):
-            self.pool.reset_high_water()
-            image = self._run_until_done(request)
+        device = torch.device(out_device)
+        if is_video(decoder.program):
+            request = self._clip_request(decoder, latent, settings, observer, finish, out_dtype, device)
+            image = self._exclusively(decoder, lambda: self._clips.decode(request))
+            assert image is not None
+        else:
+            pictures = _Request(
+                decoder=decoder, latent=latent, shape=check_latent(latent, decoder.program), settings=settings,
+                observer=observer, finish=finish or finish_of(decoder.program), out_dtype=out_dtype,
+                out_device=device,
+            )  # fmt: skip
+            image = self._exclusively(decoder, lambda: self._run_until_done(pictures))
         observer.mark("other")
         return image
+
+    def decode_frames(
+        self,
+        decoder: Decoder,
+        latent: Tensor,
+        settings: DecodeSettings | None = None,
+        *,
+        observer: DecodeObserver = SILENT,
+        finish: Finish | None = None,
+        out_dtype: torch.dtype = torch.float32,
+        out_device: torch.device | str = "cpu",
+        on_frames: OnFrames,
+    ) -> int:
+        """As `decode`, with frames handed to `on_frames(first, frames [n, H, W, C])` as they finish; their number.
+
+        In order over the whole batch, each frame once, in memory that is used again afterwards: it does not grow with
+        the clip. SettingsError for a decoder of pictures.
+        """
+        if not is_video(decoder.program):
+            raise SettingsError(f"a {decoder.program.family} decoder makes pictures, not frames; use decode")
+        observer.mark("plan")
+        device = torch.device(out_device)
+        settings = settings or DecodeSettings()
+        request = self._clip_request(decoder, latent, settings, observer, finish, out_dtype, device, on_frames)
+        self._exclusively(decoder, lambda: self._clips.decode(request))
+        observer.mark("other")
+        return request.shape[0] * output_frames(decoder.program, request.shape[2])
+
+    def _exclusively(self, decoder: Decoder, work: Callable[[], T]) -> T:
+        """Run a decode with the pool, without gradients and without the caller's autocast."""
+        with self.pool.exclusive(), torch.inference_mode(), _without_autocast(decoder.device):
+            self.pool.reset_high_water()
+            return work()
+
+    @staticmethod
+    def _clip_request(
+        decoder: Decoder, latent: Tensor, settings: DecodeSettings, observer: DecodeObserver,
+        finish: Finish | None, out_dtype: torch.dtype, out_device: torch.device, on_frames: OnFrames | None = None,
+    ) -> ClipRequest:  # fmt: skip
+        check_clip_shape(tuple(latent.shape), decoder.program)
+        check_values(latent)
+        return ClipRequest(
+            decoder=decoder, latent=as_clips(decoder.program, latent), settings=settings, observer=observer,
+            finish=finish or finish_of(decoder.program), out_dtype=out_dtype, out_device=out_device,
+            on_frames=on_frames,
+        )  # fmt: skip
 
     def _run_until_done(self, request: _Request) -> Tensor:
         """Run, start again with ops widened that overwrote their input, and with smaller tiles when memory ran out."""
@@ -303,44 +371,6 @@ class _Request:
     finish: Finish
     out_dtype: torch.dtype
     out_device: torch.device
-
-
-def check_latent_shape(shape: tuple[int, ...], program: Program) -> LatentShape:
-    """The shape as [B, C, H, W]. LatentError if it does not fit the program."""
-    if len(shape) != 4:
-        raise LatentError(f"the latent has shape {list(shape)}; give four dimensions [batch, channels, height, width]")
-    b, c, h, w = shape
-    if b < 1 or h < 1 or w < 1:
-        raise LatentError(
-            f"the latent has shape {list(shape)}, which holds no picture; give at least one image of one pixel"
-        )
-    if c != program.latent_channels:
-        raise LatentError(
-            f"the latent has {c} channels but this {program.family} decoder takes {program.latent_channels};"
-            " use the VAE that belongs to the model that made the latent"
-        )
-    return b, c, h, w
-
-
-def check_latent(latent: Tensor, program: Program) -> LatentShape:
-    """Shape of a latent that can be decoded. LatentError if the shape does not fit or a value is not finite."""
-    shape = check_latent_shape(tuple(latent.shape), program)
-    if not latent.is_floating_point():
-        raise LatentError(f"the latent holds {latent.dtype} values; give floating-point values")
-    if not bool(torch.isfinite(latent).all()):
-        raise LatentError(
-            "the latent itself holds NaN or inf, so no decode can repair it; check the sampler that made it"
-        )
-    return shape
-
-
-def _with_resident(plan: Plan, packed_bytes: int, out_itemsize: int) -> Plan:
-    """The plan with what is packed already taken off the prediction, and the picture in its own dtype."""
-    predicted = plan.predicted
-    now = replace(
-        predicted, packed=max(0, predicted.packed - packed_bytes), output=predicted.output // 4 * out_itemsize
-    )
-    return plan if now == predicted else replace(plan, summary=replace(plan.summary, predicted=now))
 
 
 def _parts(plan: Plan) -> list[tuple[int, int]]:

@@ -39,6 +39,8 @@ class DeviceProfile:
     attention: Literal["sdpa", "matmul"]
     convolution: Literal["direct", "winograd"] = "direct"
     """Algorithm of float32 3x3 convolutions: the framework's own, or Winograd's out of matrix products."""
+    convolution3d: Literal["conv2d_sum", "conv3d"] = "conv2d_sum"
+    """3-D kernels: one 2-D convolution for each tap on shifted frames, added up, or the framework's own 3-D one."""
     workers: int = 1
     """Threads that share Winograd's blocks (workers.py)."""
 

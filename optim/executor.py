@@ -26,12 +26,12 @@ from .tiling import largest_divisor
 class RestartDecode(Exception):  # noqa: N818 (a signal, not an error)
     """An op that overwrote its input was not finite: start again from the latent with this op widened."""
 
-    def __init__(self, step: OpPlan, dtype: str) -> None:
-        """Name the op and the dtype that failed."""
-        super().__init__(step.name)
-        self.op_name = step.name
+    def __init__(self, op_name: str, dtype: str, macs: int) -> None:
+        """Name the op, the dtype that failed, and the work it had done."""
+        super().__init__(op_name)
+        self.op_name = op_name
         self.dtype = dtype
-        self.macs = step.macs
+        self.macs = macs
 
 
 class Progress:
@@ -150,7 +150,7 @@ class PassRunner:
             )
         )
         if step.in_place != "no":
-            raise RestartDecode(step, step.dtype)
+            raise RestartDecode(step.name, step.dtype, step.macs)
         context.widened.add(step.name)
         return replace(step, dtype="float32", backend="torch", buffers=())
 
@@ -161,7 +161,8 @@ class PassRunner:
         finite = torch.stack([flag for _, flag in self._flags]).cpu().tolist()
         for (step, _), ok in zip(self._flags, finite, strict=True):
             if not ok:
-                raise RestartDecode(self._widen(step), step.dtype)
+                self._widen(step)
+                raise RestartDecode(step.name, step.dtype, step.macs)
 
     def _report(self, step: OpPlan) -> OpReport:
         return OpReport(

@@ -37,9 +37,13 @@ class Moments:
 
     def affine(self, norm: Norm, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, shift) float32 [n, C, 1, 1] such that GroupNorm(x) = x * scale + shift."""
+        return self.affine_of(norm.eps, weight, bias)
+
+    def affine_of(self, eps: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a bare eps."""
         variance = self.m2 / self.count
         per_group = weight.numel() // self.groups
-        rstd = (variance + norm.eps).rsqrt().repeat_interleave(per_group, 1)
+        rstd = (variance + eps).rsqrt().repeat_interleave(per_group, 1)
         scale = rstd * weight.double()
         shift = bias.double() - self.mean.repeat_interleave(per_group, 1) * scale
         return scale.float()[:, :, None, None], shift.float()[:, :, None, None]

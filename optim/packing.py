@@ -101,6 +101,43 @@ class PackedWeights:
         weight = self._matrix(linear.weight, "plain", dtype, device, keep, observer)
         return weight.reshape(weight.shape[0], -1), self.vector(linear.bias, dtype, device)
 
+    def plain(
+        self, name: str, dtype: torch.dtype, device: torch.device, *, keep: bool, observer: DecodeObserver
+    ) -> Tensor:
+        """A weight as it is stored, cast where it has to be."""
+        return self._matrix(name, "plain", dtype, device, keep, observer)
+
+    def folded(
+        self,
+        key: str,
+        weight: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keep: bool,
+        observer: DecodeObserver,
+    ) -> Tensor:
+        """`fold_nearest` of a part of a weight [K, C, 3, 3], kept under `key`."""
+        found = self._kept_as(_Key(key, dtype, device, "folded"), keep, observer)
+        if found is not None:
+            return found
+        with torch.inference_mode(False), torch.no_grad():
+            made = fold_nearest(weight.float().clone()).to(dtype).contiguous(memory_format=torch.channels_last)
+        return self._keep(_Key(key, dtype, device, "folded"), made, keep, observer)
+
+    def _kept_as(self, key: _Key, keep: bool, observer: DecodeObserver) -> Tensor | None:
+        with self._lock:
+            found = self._kept.get(key) if keep else None
+        observer.cache_lookup("packed", found is not None)
+        return found
+
+    def _keep(self, key: _Key, made: Tensor, keep: bool, observer: DecodeObserver) -> Tensor:
+        observer.converted(made.numel() * made.element_size())
+        if keep:
+            with self._lock:
+                self._kept[key] = made
+        return made
+
     def _matrix(
         self, name: str, form: str, dtype: torch.dtype, device: torch.device, keep: bool, observer: DecodeObserver
     ) -> Tensor:
@@ -108,9 +145,7 @@ class PackedWeights:
         if form == "plain" and (spec is None or spec.dtype == dtype):
             return self._source.get(name, dtype, device)
         key = _Key(name, dtype, device, form)
-        with self._lock:
-            found = self._kept.get(key) if keep else None
-        observer.cache_lookup("packed", found is not None)
+        found = self._kept_as(key, keep, observer)
         if found is not None:
             return found
         # fold before narrowing, so that the sums are taken of the stored values
@@ -119,8 +154,4 @@ class PackedWeights:
             made = (
                 fold_nearest(made).to(dtype).contiguous(memory_format=torch.channels_last) if form == "folded" else made
             )
-        observer.converted(made.numel() * made.element_size())
-        if keep:
-            with self._lock:
-                self._kept[key] = made
-        return made
+        return self._keep(key, made, keep, observer)

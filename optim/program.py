@@ -137,6 +137,8 @@ class Program:
     """values[0] is the latent; the last op's output is the picture."""
     working_dtypes: tuple[str, ...]
     """Dtypes the decoder is known to survive ("float16", "bfloat16", "float32"), preferred first."""
+    unit_range: bool = False
+    """The raw picture spans 0 to 1; otherwise -1 to 1."""
 
     def __post_init__(self) -> None:
         """Check that every value is written once and before it is read."""

@@ -50,6 +50,8 @@ class DecodeSettings:
     chunk_overlap: int = 8
     """Output frames that neighbouring chunks of a video share; the blended method only, as exact chunks carry what
     they need. At least a lead-in of one latent frame is shared, and at most half a chunk."""
+    chunk_lat: int = 0
+    """Latent frames per chunk of an exact video decode, 0 = by `chunk_frames`."""
 
     def __post_init__(self) -> None:
         """Check every field against its type and range."""
@@ -69,6 +71,8 @@ class DecodeSettings:
             raise SettingsError(f"overlap is {self.overlap} pixels; give 0 to 8192")
         if not 0 <= self.chunk_frames <= 4096:
             raise SettingsError(f"chunk_frames is {self.chunk_frames}; give 0 (the planner chooses) to 4096")
+        if not 0 <= self.chunk_lat <= 4096:
+            raise SettingsError(f"chunk_lat is {self.chunk_lat} latent frames; give 0 (by chunk_frames) to 4096")
         if not 0 <= self.chunk_overlap <= 4096:
             raise SettingsError(f"chunk_overlap is {self.chunk_overlap} frames; give 0 to 4096")
         if not -1 <= self.seed < 2**64:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .program import BlockOrder
+from .program import BlockOrder, Program
 
 Finish = Callable[[Tensor], Tensor]
 """Takes a float32 tile [B, C, h, w] of the decoder's raw output and returns it in picture range; may work in place."""
@@ -16,6 +16,16 @@ Finish = Callable[[Tensor], Tensor]
 def to_unit_range(x: Tensor) -> Tensor:
     """The usual ending: -1..1 becomes 0..1, clamped."""
     return x.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
+
+
+def clamp_unit(x: Tensor) -> Tensor:
+    """The ending of decoders whose raw picture spans 0 to 1."""
+    return x.clamp_(0.0, 1.0)
+
+
+def finish_of(program: Program) -> Finish:
+    """The usual ending of a decoder's pictures."""
+    return clamp_unit if program.unit_range else to_unit_range
 
 
 def keep_raw(x: Tensor) -> Tensor:

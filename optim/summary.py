@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from .costs import conv_shape
 from .device import DeviceProfile
@@ -58,6 +59,15 @@ def summarise(
         predicted=predicted,
         choices=choices,
     )
+
+
+def with_resident(summary: PlanSummary, packed_bytes: int, out_itemsize: int) -> PlanSummary:
+    """The summary with what is packed already taken off the prediction, and the picture in its own dtype."""
+    predicted = summary.predicted
+    now = replace(
+        predicted, packed=max(0, predicted.packed - packed_bytes), output=predicted.output // 4 * out_itemsize
+    )
+    return summary if now == predicted else replace(summary, predicted=now)
 
 
 def _kernel_scale(program: Program, step: OpPlan) -> int:

@@ -138,9 +138,12 @@ class ClipBuilder:
         )  # fmt: skip
         return self._add(op, self.channels(source), source, 1, 1)
 
-    def program(self, family: str, working_dtypes: tuple[str, ...]) -> Program:
+    def program(self, family: str, working_dtypes: tuple[str, ...], *, unit_range: bool = False) -> Program:
         """The finished program."""
-        return Program(family=family, ops=tuple(self._ops), values=tuple(self._values), working_dtypes=working_dtypes)
+        return Program(
+            family=family, ops=tuple(self._ops), values=tuple(self._values), working_dtypes=working_dtypes,
+            unit_range=unit_range,
+        )  # fmt: skip
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """WeightsError unless the tensor has this shape."""

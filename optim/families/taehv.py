@@ -77,7 +77,7 @@ def lower(keys: Keys, hints: Mapping[str, str]) -> Program:
     last = f"decoder.{_LAST}"
     s = _pixels_made(keys, last)
     build.conv(last, h, form="conv2d", act=act, unpack=Unpack(s=s) if s > 1 else None, drop=made - 1)
-    return build.program(FAMILY.name, WORKING_DTYPES)
+    return build.program(FAMILY.name, WORKING_DTYPES, unit_range=channels != _LEAKY_CHANNELS)
 
 
 def _latent_scale(keys: Keys, hints: Mapping[str, str], channels: int) -> float:

@@ -1,0 +1,259 @@
+"""Which kernel runs a convolution of frames, in which tiles, and what memory it works in. Integers and names only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..costs import ITEMSIZE
+from ..device import DeviceProfile
+from ..events import ConvShape
+from ..kernels import upsample, winograd, winograd_frames
+from ..kernels.dispatch import MIN_CHANNELS, MIN_PIXELS
+from ..plan import DtypePlan, Layout
+from ..planner import ATTENTION_ROWS, BASE_TILE_LAT
+from ..program import Program
+from ..settings import DecodeSettings
+from ..tiling import TileGrid, even_strip
+from .layout import Layouts
+from .ops import ClipAttention, ClipConv, ClipScale
+
+WINOGRAD, SUM_2D, CONV_3D, CONV_2D = "winograd", "conv2d_sum", "conv3d", "torch"
+"""Sums and matrix products; one 2-D convolution per tap, added up; the framework's 3-D convolution; one 2-D
+convolution where a single frame is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvPlan:
+    """How one op runs for any number of frames."""
+
+    backend: str
+    rows: int
+    """Tile rows at the resolution the kernel reads."""
+    cols: int
+    slides: bool
+    direct: bool
+    """The kernel writes straight into the output frames where a tile is whole."""
+
+
+class Backends:
+    """Kernel, tiles and work memory of every op of a program at one latent size."""
+
+    def __init__(
+        self,
+        program: Program,
+        layouts: Layouts,
+        latent: tuple[int, int],
+        settings: DecodeSettings,
+        profile: DeviceProfile,
+        dtypes: DtypePlan,
+        strategy: str,
+        layout: Layout,
+        tile_bytes: int,
+    ) -> None:
+        """`latent` is (H, W)."""
+        self.program, self.layouts, self.latent, self.profile = program, layouts, latent, profile
+        self._settings, self._dtypes, self._strategy, self._layout = settings, dtypes, strategy, layout
+        self._tile_bytes = tile_bytes
+        self.plans = {i: self._plan(i, op) for i, op in enumerate(program.ops) if isinstance(op, ClipConv)}
+
+    # -- choices
+
+    def _plan(self, index: int, op: ClipConv) -> ConvPlan:
+        rows, cols, slides = self._tile(op)
+        backend = self._backend(op, rows, cols, slides)
+        bare = op.unpack is None and op.post_act == "none" and op.gain is None and op.noise is None
+        plain = bare and op.out_gain == 1.0 and op.out_offset == 0.0 and op.first_frame == "same" and not op.last_of_one
+        inside = op.output != self.program.output and self._dtypes.stream == "float32"
+        return ConvPlan(
+            backend=backend, rows=rows, cols=cols, slides=slides,
+            direct=backend == WINOGRAD and plain and inside,
+        )  # fmt: skip
+
+    def _tile(self, op: ClipConv) -> tuple[int, int, bool]:
+        """(rows, columns, slides) of a tile of one frame, at the source's resolution."""
+        shape = self.layouts.frames[op.inputs[0]]
+        h, w = shape.height, shape.width
+        item = max(ITEMSIZE[self._dtypes.of(op.name)], ITEMSIZE[self._dtypes.stream])
+        widest = max(op.in_channels, op.out_channels * op.upsample**2) * item
+        area = max(1, self._tile_bytes // widest)
+        scale, out_scale = self.program.values[op.inputs[0]].scale[1], self.program.scale[1]
+        size = self._settings.tile_size
+        if self._strategy == "tiles":
+            edge_lat = size // out_scale if size else BASE_TILE_LAT
+            edge = max(1, min(edge_lat, BASE_TILE_LAT)) * scale
+            while edge > 8 and edge * edge > area:
+                edge = -(-edge // 2)
+            return min(edge, h), min(edge, w), True
+        if size:
+            area = min(area, max(1, size * size * scale * scale // (out_scale * out_scale)))
+        rows = h if h * w <= area else even_strip(h, area // w)
+        # a strip of whole squares leaves nothing to do twice
+        whole = -(-rows // winograd.EDGE) * winograd.EDGE
+        return (whole if rows < h and whole < h else rows), w, False
+
+    def _backend(self, op: ClipConv, rows: int, cols: int, slides: bool) -> str:
+        if self._winograd_fits(op, rows, cols, slides):
+            return WINOGRAD
+        if op.kernel[0] == 1:
+            return CONV_2D
+        # shifted frames as 2-D convolutions; a folded upsampling exists in 2-D only
+        return CONV_3D if self.profile.convolution3d == "conv3d" and op.upsample == 1 else SUM_2D
+
+    def _winograd_fits(self, op: ClipConv, rows: int, cols: int, slides: bool) -> bool:
+        if self.profile.convolution != "winograd" or self._layout != "channels_last" or op.kernel[1:] != (3, 3):
+            return False
+        shape = self.layouts.frames[op.inputs[0]]
+        last = shape.height % rows or rows if not slides else rows
+        small = op.upsample == 1 and min(last, cols) < winograd.EDGE
+        narrow = min(op.in_channels, op.out_channels) < MIN_CHANNELS
+        return not small and not narrow and shape.height * shape.width * op.kernel[0] >= MIN_PIXELS and (
+            self._dtypes.of(op.name) == self._dtypes.stream == "float32"
+        )  # fmt: skip
+
+    # -- tiles
+
+    def grid(self, index: int, n: int) -> TileGrid:
+        """Tiles of a run of `n` frames, all frames in each tile."""
+        op, plan = self.program.ops[index], self.plans[index]
+        shape = self.layouts.frames[op.inputs[0]]
+        return TileGrid(
+            n_images=n, height=shape.height, width=shape.width, images_per_call=n, rows=plan.rows, cols=plan.cols,
+            slides=plan.slides,
+        )  # fmt: skip
+
+    # -- costs
+
+    def work_bytes(self, index: int, n: int) -> int:
+        """Bytes of slab memory that a run of `n` frames works in."""
+        return sum(self.work_parts(index, n).values())
+
+    def work_parts(self, index: int, n: int) -> Mapping[str, int]:
+        """The same, by use, in the order in which they lie."""
+        op = self.program.ops[index]
+        if isinstance(op, ClipConv):
+            return self._conv_parts(index, op, n)
+        if isinstance(op, ClipAttention) and op.scope != "past":
+            shape = self.layouts.frames[op.inputs[0]]
+            frames = n if op.scope == "clip" else 1
+            one = align4(frames * shape.height * shape.width * op.channels * ITEMSIZE[self._dtypes.of(op.name)])
+            return {"keys": one, "vals": one}
+        return {}
+
+    def _conv_parts(self, index: int, op: ClipConv, n: int) -> Mapping[str, int]:
+        plan, item = self.plans[index], ITEMSIZE[self._dtypes.of(op.name)]
+        kt, c, k = op.kernel[0], op.in_channels, op.out_channels
+        parts: dict[str, int] = {}
+        if plan.backend == WINOGRAD:
+            grow = 4 if op.upsample == 2 else 1
+            if op.upsample == 2:
+                parts["filter"] = upsample.frames_filter_elements(c, k, kt) * 4
+            else:
+                parts["filter"] = winograd_frames.filter_elements(c, k, kt) * 4
+            parts["scratch"] = max(self._scratch(op, r, plan.cols, n) for r in self._tile_rows(op, plan)) * 4
+            if not plan.direct or plan.slides:
+                parts["result"] = n * k * plan.rows * plan.cols * grow * 4
+        else:
+            halo = op.halo
+            frames = n + kt - 1
+            parts["window"] = frames * c * (plan.rows + 2 * halo) * (plan.cols + 2 * halo) * item
+        return {name: align4(nbytes) for name, nbytes in parts.items()}
+
+    def _tile_rows(self, op: ClipConv, plan: ConvPlan) -> set[int]:
+        height = self.layouts.frames[op.inputs[0]].height
+        return {plan.rows} if plan.slides else {plan.rows, height % plan.rows or plan.rows}
+
+    def _scratch(self, op: ClipConv, rows: int, cols: int, n: int) -> int:
+        c, k, workers = op.in_channels, op.out_channels, self.profile.workers
+        if op.upsample == 2:
+            return upsample.frames_scratch_elements(c, k, rows, cols, op.kernel[0], n, workers)
+        return winograd_frames.scratch_elements(c, k, rows, cols, op.kernel[0], n, workers)
+
+    def scratch_bytes(self, index: int, n: int) -> int:
+        """Bytes that the framework allocates beside the slab during a run."""
+        op = self.program.ops[index]
+        if isinstance(op, ClipScale):
+            shape = self.layouts.frames[op.output]
+            return 4 * n * shape.elements
+        if isinstance(op, ClipAttention):
+            return self._attention_scratch(op, n)
+        assert isinstance(op, ClipConv)
+        plan, item = self.plans[index], ITEMSIZE[self._dtypes.of(op.name)]
+        grow = op.upsample**2
+        result = n * op.out_channels * plan.rows * plan.cols * grow * item
+        weights = op.in_channels * op.out_channels * math.prod(op.kernel) * item
+        finish = 0 if plan.direct else 4 * op.out_channels * plan.rows * plan.cols * grow * 2
+        if plan.backend == WINOGRAD:
+            return weights + finish
+        return 2 * result + 2 * weights + finish
+
+    def _attention_scratch(self, op: ClipAttention, n: int) -> int:
+        shape = self.layouts.frames[op.inputs[0]]
+        item = ITEMSIZE[self._dtypes.of(op.name)]
+        tokens = shape.height * shape.width * (n if op.scope == "clip" else 1)
+        rows = self.attention_rows(op, tokens)
+        scores = rows * tokens * (4 + item) if self.profile.attention == "matmul" else rows * 4096
+        return rows * op.channels * (8 + 3 * item) + scores + op.channels**2 * item * 2
+
+    def attention_rows(self, op: ClipAttention, tokens: int) -> int:
+        """Query pixels per call."""
+        item = ITEMSIZE[self._dtypes.of(op.name)]
+        per_row = tokens * 4 if self.profile.attention == "matmul" else op.channels * item
+        return max(1, min(ATTENTION_ROWS, self._tile_bytes // per_row))
+
+    def past_bytes(self, frames: Mapping[int, int]) -> dict[int, int]:
+        """Bytes of the keys and values that attentions over the past keep; `frames` by value."""
+        past = {i: op for i, op in enumerate(self.program.ops) if isinstance(op, ClipAttention) and op.scope == "past"}
+        return {i: 2 * frames[op.inputs[0]] * self._key_bytes(op) for i, op in past.items()}
+
+    def _key_bytes(self, op: ClipAttention) -> int:
+        """Bytes of one frame of keys."""
+        return self.layouts.frames[op.inputs[0]].elements * ITEMSIZE[self._dtypes.of(op.name)]
+
+    def macs(self, index: int, n: int) -> int:
+        """Multiply-accumulates of a run of `n` frames, as its kernel does them."""
+        op = self.program.ops[index]
+        shape = self.layouts.frames[op.inputs[0]]
+        px = shape.height * shape.width
+        if isinstance(op, ClipAttention):
+            tokens = px * n if op.scope == "clip" else px
+            inner = 2 * n * n * px if op.scope == "past" else 2 * n * px * tokens
+            return 4 * n * px * op.channels**2 + inner * op.channels
+        if not isinstance(op, ClipConv):
+            return 0
+        pairs = op.in_channels * op.out_channels * op.kernel[0] * n
+        plan = self.plans[index]
+        tiles = self.grid(index, n).tiles()
+        if plan.backend == WINOGRAD and op.upsample == 1:
+            squares = sum(-(-t.rows.size // winograd.EDGE) * -(-t.cols.size // winograd.EDGE) for t in tiles)
+            return squares * winograd.TAPS**2 * pairs
+        computed = sum(t.rows.size * t.cols.size for t in tiles)
+        if op.upsample == 2:
+            return computed * pairs * (9 if plan.backend == WINOGRAD else 16 if op.halo else 4)
+        return computed * pairs * op.kernel[1] * op.kernel[2]
+
+    def conv_shape(self, index: int, n: int, rows: int, cols: int) -> ConvShape:
+        """What a backend keys its kernel choice by."""
+        op, plan = self.program.ops[index], self.plans[index]
+        assert isinstance(op, ClipConv)
+        kt, kh, kw = op.kernel
+        h, w = rows + 2 * op.halo, cols + 2 * op.halo
+        folded = op.upsample == 2 and plan.backend != WINOGRAD
+        out, k2 = (4 * op.out_channels, (2, 2)) if folded and op.halo else (op.out_channels, (kh, kw))
+        size: tuple[int, ...] = (n, op.in_channels, h, w)
+        weight: tuple[int, ...] = (out, op.in_channels, *k2)
+        if plan.backend == CONV_3D:
+            size, weight = (1, op.in_channels, n + kt - 1, h, w), (out, op.in_channels, kt, *k2)
+        return ConvShape(input=size, weight=weight, dtype=self._dtypes.of(op.name), layout=self._layout)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Distinct kernels in use."""
+        return tuple(sorted({plan.backend for plan in self.plans.values()}))
+
+
+def align4(nbytes: int) -> int:
+    """Round up so that parts of a work area stay aligned for any dtype."""
+    return -(-nbytes // 256) * 256

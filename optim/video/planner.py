@@ -1,0 +1,298 @@
+"""Clip program + latent shape + settings + device -> ClipPlan, by rehearsing the decode with integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..arena import align
+from ..costs import ITEMSIZE
+from ..device import DeviceProfile
+from ..errors import PlanError
+from ..events import Choice, ConvShape, PeakPrediction, PlanSummary
+from ..plan import DtypePlan, Layout
+from ..pool import slab_bytes
+from ..precision import DtypeDecision
+from ..program import Op, Program
+from ..settings import DecodeSettings
+from .backends import WINOGRAD, Backends
+from .driver import Driver, Feed, Run
+from .frames import boundaries, output_frames
+from .layout import Layouts, make_layouts, norm_of
+from .ops import ClipAttention, ClipConv
+from .plan import ClipPlan, ClipShape, make_driver
+
+AUTO_FRAMES = 16
+"""Output frames per chunk where nobody asked for another number."""
+SMALLER_STEPS = 3
+"""How often tiles and portions are made four times smaller before a decode is refused for lack of memory."""
+PORTION_TILES = 4
+"""A portion's widest frames together take as much as this many tiles."""
+
+
+def make_clip_plan(
+    program: Program,
+    latent_shape: ClipShape,
+    settings: DecodeSettings,
+    profile: DeviceProfile,
+    decision: DtypeDecision,
+    *,
+    stored: str,
+) -> ClipPlan:
+    """The first plan that fits the budget, with portions of the device's size or smaller. PlanError if none does."""
+    wanted = chunk_of(program, settings, latent_shape[2])
+    tile_bytes, chunk = profile.tile_bytes, wanted
+    plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted)
+    for _ in range(SMALLER_STEPS):
+        if profile.budget_bytes is None or plan.predicted.total <= profile.budget_bytes:
+            return plan
+        tile_bytes, chunk = max(1, tile_bytes // 4), max(1, chunk // 2)
+        plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted)
+    if profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+        b, _, t, h, w = latent_shape
+        raise PlanError(
+            f"decoding {b} clips of {t} latent frames of {w}x{h} takes {plan.predicted.total >> 20} MiB but"
+            f" {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision or decode a"
+            f" smaller or shorter clip",
+            need_bytes=plan.predicted.total,
+            free_bytes=profile.budget_bytes,
+        )
+    return plan
+
+
+def chunk_of(program: Program, settings: DecodeSettings, latent_frames: int) -> int:
+    """Latent frames per chunk: as asked, in latent frames or in output frames, else AUTO_FRAMES output frames."""
+    rate = program.scale[0]
+    frames = settings.chunk_frames or AUTO_FRAMES
+    return min(latent_frames, settings.chunk_lat or max(1, frames // rate))
+
+
+def spans_clip(op: Op) -> bool:
+    """True where an op needs the whole clip before it can give its first frame."""
+    norm = norm_of(op)
+    whole = norm is not None and norm.kind == "group" and norm.scope == 0
+    return whole or (isinstance(op, ClipAttention) and op.scope == "clip")
+
+
+@dataclass(slots=True)
+class _Rehearsal:
+    """What a decode of one clip comes to."""
+
+    macs: int = 0
+    bytes_moved: int = 0
+    n_tiles: int = 0
+    scratch: int = 0
+    shapes: dict[ConvShape, None] = field(default_factory=dict)
+    runs: set[tuple[int, int]] = field(default_factory=set)
+
+
+def _plan_with(
+    program: Program,
+    latent_shape: ClipShape,
+    settings: DecodeSettings,
+    profile: DeviceProfile,
+    decision: DtypeDecision,
+    stored: str,
+    tile_bytes: int,
+    chunk: int,
+    wanted: int,
+) -> ClipPlan:
+    batch, _, t, h, w = latent_shape
+    strategy = profile.strategy if settings.plan == "auto" else settings.plan
+    layout: Layout = profile.layout if settings.tensor_layout_optimization else "contiguous"
+    dtypes = decision.dtypes
+    layouts = make_layouts(program, (h, w), dtypes)
+    backends = Backends(program, layouts, (h, w), settings, profile, dtypes, strategy, layout, tile_bytes)
+    portions = tuple(_portion(program, layouts, op, chunk, tile_bytes) for op in program.ops)
+    driver = make_driver(program, layouts, backends, t, chunk, portions, dtypes)
+    rehearsal = _rehearse(program, layouts, backends, driver)
+    starts = list(range(0, t, chunk))
+    prefetch = settings.memory_prefetching and len(starts) * batch > 1
+    latents = latent_bytes(program, chunk, (h, w), dtypes.stream) * (2 if prefetch else 1)
+    pool = slab_bytes(driver.arena.peak_bytes + latents)
+    frames = output_frames(program, t)
+    predicted = PeakPrediction(
+        pool=pool,
+        scratch=rehearsal.scratch,
+        packed=_packed_bytes(program, backends, dtypes, stored) if settings.advanced_caching else 0,
+        output=batch * frames * h * program.scale[1] * w * program.scale[2] * program.out_channels * 4,
+    )
+    choices = (
+        *_choices(settings, profile, decision, strategy, layout, backends),
+        _chunk_choice(settings, program, chunk, wanted, t),
+        _state_choice(driver.carried_bytes),
+    )
+    summary = PlanSummary(
+        method="exact",
+        approximate=False,
+        strategy=strategy,
+        layout=layout,
+        tile_px=_tile_px(program, backends),
+        overlap_px=0,
+        n_tiles=rehearsal.n_tiles * batch,
+        tile_grid=_tile_grid(program, backends),
+        images_per_pass=1,
+        n_passes=batch,
+        macs=rehearsal.macs * batch,
+        bytes_moved=rehearsal.bytes_moved * batch,
+        predicted=predicted,
+        choices=choices,
+        chunk_frames=output_frames(program, chunk) if len(starts) == 1 else chunk * program.scale[0],
+        n_chunks=len(starts),
+        boundaries=boundaries(program, starts, t),
+        carried_bytes=driver.carried_bytes,
+    )
+    return ClipPlan(
+        program=program,
+        latent_shape=latent_shape,
+        layout=layout,
+        strategy="tiles" if strategy == "tiles" else "strips",
+        dtypes=dtypes,
+        attention=profile.attention,
+        layouts=layouts,
+        backends=backends,
+        chunk_lat=chunk,
+        portions=portions,
+        prefetch=prefetch,
+        cache_weights=settings.advanced_caching,
+        workers=profile.workers,
+        guard=settings.adaptive_precision,
+        pool_bytes=pool,
+        conv_shapes=tuple(rehearsal.shapes),
+        clip_frames=frames,
+        summary=summary,
+    )
+
+
+def latent_bytes(program: Program, frames: int, latent: tuple[int, int], dtype: str) -> int:
+    """Bytes of one chunk's latent as it is prepared for the pool."""
+    return align(frames * program.latent_channels * latent[0] * latent[1] * ITEMSIZE[dtype])
+
+
+def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes: int) -> int:
+    """Most conv frames of an op at a time: a chunk's worth, unless they are too wide."""
+    source, output = layouts.frames[op.inputs[0]], layouts.frames[op.output]
+    rate = program.values[op.inputs[0]].scale[0]
+    per_conv = 1
+    if isinstance(op, ClipConv):
+        rate *= 1 if op.upsample_time == "none" else 2
+        per_conv = op.frames_per_conv
+    widest = max(source.nbytes, output.nbytes * per_conv)
+    return max(1, min(chunk * rate, PORTION_TILES * tile_bytes // widest))
+
+
+def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Driver) -> _Rehearsal:
+    total = _Rehearsal()
+    costs: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for step in driver.steps():
+        if isinstance(step, Feed):
+            continue
+        key = step.index, step.stop - step.start
+        if key not in costs:
+            costs[key] = _costs(program, layouts, backends, *key)
+            for shape in _shapes(backends, *key):
+                total.shapes[shape] = None
+        macs, moved, tiles, scratch = costs[key]
+        total.macs += macs
+        total.bytes_moved += moved + _staged_bytes(layouts, program, step)
+        total.n_tiles += tiles
+        total.scratch = max(total.scratch, scratch)
+    return total
+
+
+def _costs(program: Program, layouts: Layouts, backends: Backends, index: int, n: int) -> tuple[int, int, int, int]:
+    """(multiply-accumulates, bytes moved, tiles, scratch) of a run of `n` frames."""
+    op = program.ops[index]
+    source, output = layouts.frames[op.inputs[0]], layouts.frames[op.output]
+    kt, per_conv = (op.kernel[0], op.frames_per_conv) if isinstance(op, ClipConv) else (1, 1)
+    moved = (n + kt - 1) * source.nbytes + n * per_conv * output.nbytes * (2 if len(op.inputs) > 1 else 1)
+    tiles = backends.grid(index, n).n_tiles if isinstance(op, ClipConv) else 1
+    return backends.macs(index, n), moved, tiles, backends.scratch_bytes(index, n)
+
+
+def _staged_bytes(layouts: Layouts, program: Program, step: Run) -> int:
+    """Bytes read and written by staging."""
+    if not step.stage:
+        return 0
+    return 2 * len(step.stage) * layouts.frames[program.ops[step.index].inputs[0]].nbytes
+
+
+def _shapes(backends: Backends, index: int, n: int) -> list[ConvShape]:
+    if not isinstance(backends.program.ops[index], ClipConv):
+        return []
+    sizes = {(tile.rows.size, tile.cols.size) for tile in backends.grid(index, n).tiles()}
+    return [backends.conv_shape(index, n, *size) for size in sorted(sizes)]
+
+
+def _packed_bytes(program: Program, backends: Backends, dtypes: DtypePlan, stored: str) -> int:
+    """Bytes of cast or folded weights kept between decodes."""
+    total = 0
+    for i, op in enumerate(program.ops):
+        dtype = dtypes.of(op.name)
+        if isinstance(op, ClipConv):
+            folded = op.upsample == 2 and backends.plans[i].backend != WINOGRAD
+            taps = 16 if folded else op.kernel[1] * op.kernel[2]
+            if folded or dtype != stored:
+                total += op.in_channels * op.out_channels * op.kernel[0] * taps * ITEMSIZE[dtype]
+        elif isinstance(op, ClipAttention) and dtype != stored:
+            total += 4 * op.channels**2 * ITEMSIZE[dtype]
+    return total
+
+
+# -- summary
+
+
+def _tile_px(program: Program, backends: Backends) -> tuple[int, int]:
+    """Largest tile in picture pixels."""
+    sizes = [
+        (plan.rows * k, plan.cols * k)
+        for i, plan in backends.plans.items()
+        if (op := program.ops[i]) and isinstance(op, ClipConv) and op.halo
+        for k in [program.scale[1] // program.values[op.inputs[0]].scale[1]]
+    ]
+    return max((r for r, _ in sizes), default=0), max((c for _, c in sizes), default=0)
+
+
+def _tile_grid(program: Program, backends: Backends) -> tuple[int, int]:
+    """Fewest tiles (down, across) that any convolution with a halo was cut into."""
+    grids = [backends.grid(i, 1) for i in backends.plans if getattr(program.ops[i], "halo", 0)]
+    return min((g.n_down for g in grids), default=1), min((g.n_across for g in grids), default=1)
+
+
+def _choices(
+    settings: DecodeSettings, profile: DeviceProfile, decision: DtypeDecision, strategy: str, layout: str, b: Backends
+) -> tuple[Choice, ...]:
+    default = f"default on {profile.kind}"
+    counts = [plan.backend for plan in b.plans.values()]
+    kernels = ", ".join(f"{name} {counts.count(name)}" for name in sorted(set(counts)))
+    return (
+        Choice(name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else default),
+        Choice(
+            name="layout", value=layout,
+            reason=default if settings.tensor_layout_optimization else "layout optimisation is off",
+        ),
+        decision.choice,
+        Choice(name="attention", value=profile.attention, reason=default),
+        Choice(name="convolutions", value=kernels, reason=f"{default}; 3-D kernels run as {profile.convolution3d}"),
+    )  # fmt: skip
+
+
+def _chunk_choice(settings: DecodeSettings, program: Program, chunk: int, wanted: int, latent_frames: int) -> Choice:
+    if chunk < wanted:
+        reason = "limited by free memory"
+    elif settings.chunk_lat or settings.chunk_frames:
+        reason = "asked for"
+    else:
+        reason = f"{AUTO_FRAMES} output frames, or what the clip has"
+    barriers = [op.name for op in program.ops if spans_clip(op)]
+    if barriers and chunk < latent_frames:
+        reason += f"; {barriers[-1]} and what comes before it wait for the whole clip, as their reference does"
+    return Choice(name="chunks", value=f"{chunk} latent frames", reason=reason)
+
+
+def _state_choice(carried: int) -> Choice:
+    return Choice(
+        name="state",
+        value=f"{carried >> 20} MiB carried" if carried else "none",
+        reason="each convolution keeps the frames that its next output reads, and nothing is computed twice",
+    )
+
