@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halo_vae.tests.comfyui.installs import Install, installs
-from halo_vae.tests.comfyui.prompts import write_full_vae, write_latent
+from halo_vae.tests.comfyui.prompts import write_full_vae, write_latent, write_wan_vae
 from halo_vae.tests.comfyui.server import Server, prepare_base, running
 
 
@@ -31,6 +31,7 @@ def base(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_latent(folder, "medium.latent", (1, 4, 16, 28))
     write_latent(folder, "pair.latent", (2, 4, 8, 8))
     write_full_vae(folder)
+    write_wan_vae(folder)
     return folder
 
 

@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 
 from halo_vae.benchmarks.plain_kl import random_sd_weights
 from halo_vae.tests.comfyui.server import Finished, Prompt, Server
+from halo_vae.tests.goldens import golden
 
 LATENT = "small.latent"
+WAN_VAE = "wan_2.1_vae.safetensors"
+"""The name that ComfyUI's own examples give it, and ours."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "HaloVAEDecode": {
         "method": "auto", "precision_mode": "auto", "tile_size": 768, "overlap": 96, "batch_optimization": True,
@@ -24,6 +27,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "HaloVAEDecodeTiled": {
         "tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8, "method": "auto",
         "precision_mode": "auto", "batch_optimization": True, "memory_prefetching": True, "adaptive_precision": True,
+        "tensor_layout_optimization": True, "advanced_caching": True,
+    },
+    "HaloVAEDecodeVideo": {
+        "method": "auto", "precision_mode": "auto", "tile_size": 0, "overlap": 96, "chunk_frames": 0,
+        "chunk_overlap": 8, "noise_seed": -1, "batch_optimization": True, "memory_prefetching": True, "adaptive_precision": True,
         "tensor_layout_optimization": True, "advanced_caching": True,
     },
     "VAEDecode": {},
@@ -70,6 +78,14 @@ def write_latent(folder: Path, name: str, shape: tuple[int, ...], seed: int = 2)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.8
     save_file({"latent_tensor": values, "latent_format_version_0": torch.tensor([])}, str(folder / "input" / name))
     return name
+
+
+def write_wan_vae(folder: Path) -> str:
+    """A narrow Wan 2.1 decoder, and of the encoder what ComfyUI knows it by."""
+    weights = {name: tensor.clone() for name, tensor in golden("wan21").weights.items()}
+    weights["encoder.conv1.weight"] = torch.zeros(weights["decoder.head.0.gamma"].shape[0], 3, 3, 3, 3)
+    save_file(weights, str(folder / "models" / "vae" / WAN_VAE))
+    return WAN_VAE
 
 
 def write_full_vae(folder: Path) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from halo_vae.tests.comfyui.installs import Install
+from halo_vae.tests.comfyui.prompts import WAN_VAE
 from halo_vae.tests.comfyui.server import Server
 from halo_vae.tests.comfyui.workflows import example_workflows, read_workflow, to_prompt
 
@@ -13,10 +15,13 @@ pytestmark = pytest.mark.usefixtures("calm")
 
 
 @pytest.mark.parametrize("path", example_workflows(), ids=lambda p: p.stem)
-def test_example_runs(server: Server, vae: str, path: Path) -> None:
+def test_example_runs(server: Server, install: Install, vae: str, path: Path) -> None:
     prompt = to_prompt(read_workflow(path), server.get("/object_info"))
+    names = {node["inputs"]["vae_name"] for node in prompt.values() if node["class_type"] == "VAELoader"}
+    if WAN_VAE in names and install.version < (0, 4):
+        pytest.skip("this ComfyUI loads Wan decoders of the published width only")
     for node in prompt.values():
-        if node["class_type"] == "VAELoader" and node["inputs"]["vae_name"] != vae:
+        if node["class_type"] == "VAELoader" and node["inputs"]["vae_name"] not in (vae, WAN_VAE):
             node["inputs"]["vae_name"] = vae  # the demo's VAE, where this ComfyUI can load it
         if node["class_type"] == "LoadLatent" and vae != "tiny_kl_vae.safetensors":
             node["inputs"]["latent"] = "medium.latent"
