@@ -31,8 +31,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "HaloVAEDecodeVideo": {
         "method": "auto", "precision_mode": "auto", "tile_size": 0, "overlap": 96, "chunk_frames": 0,
-        "chunk_overlap": 8, "noise_seed": -1, "batch_optimization": True, "memory_prefetching": True, "adaptive_precision": True,
-        "tensor_layout_optimization": True, "advanced_caching": True,
+        "chunk_overlap": 8, "noise_seed": -1, "batch_optimization": True, "memory_prefetching": True,
+        "adaptive_precision": True, "tensor_layout_optimization": True, "advanced_caching": True,
     },
     "VAEDecode": {},
     "VAEDecodeTiled": {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8},
