@@ -48,8 +48,8 @@ def _transform_taps(taps: Tensor, out: Tensor) -> None:
     torch.mm(torch.kron(m, m).to(taps.dtype), taps.t(), out=out)
 
 
-def _block_rows(height: int, width: int, workers: int) -> int:
-    return max(1, min(-(-height // workers), BLOCK_PIXELS // width))
+def _block_rows(height: int, width: int, workers: int, pixels: int = BLOCK_PIXELS) -> int:
+    return max(1, min(-(-height // workers), pixels // width))
 
 
 def _sizes(rows: int, width: int, c: int, k: int) -> tuple[tuple[int, ...], ...]:
@@ -171,6 +171,11 @@ def transform_frames_filter(weight: Tensor, out: Tensor, workers: int) -> Tensor
     return target.view(map_count(kt), 9, k, c)
 
 
+def _frames_pixels(kt: int) -> int:
+    """Source pixels per block; half of them take as long where more is held for each (measured)."""
+    return BLOCK_PIXELS if kt == 1 else BLOCK_PIXELS // 2
+
+
 def _frames_sizes(rows: int, width: int, c: int, k: int, kt: int, n_frames: int) -> tuple[tuple[int, ...], ...]:
     """Scratch of one block: maps of sources, sums of products, and what is used for a while."""
     wide = width + 2
@@ -186,7 +191,7 @@ def frames_scratch_elements(
     channels: int, out_channels: int, height: int, width: int, kt: int, n_frames: int, workers: int
 ) -> int:
     """float32 elements of scratch for `convolve_frames` into `n_frames` frames from sources of this size."""
-    rows = _block_rows(height, width, workers)
+    rows = _block_rows(height, width, workers, _frames_pixels(kt))
     return workers * sum(math.prod(size) for size in _frames_sizes(rows, width, channels, out_channels, kt, n_frames))
 
 
@@ -204,9 +209,9 @@ def convolve_frames(
     Frames and outs are views in which a pixel's channels lie together; they never share memory. `filters` is what
     `transform_frames_filter` returned, `scratch` flat float32 of `frames_scratch_elements`.
     """
-    c, h, w = frames[0].shape[0], outs[0].shape[1] // 2, outs[0].shape[2] // 2
-    k, kt = outs[0].shape[0], len(taps[0])
-    step = _block_rows(h, w, workers)
+    k, c, kt = *filters.shape[2:], len(taps[0])
+    h, w = outs[0].shape[1] // 2, outs[0].shape[2] // 2
+    step = _block_rows(h, w, workers, _frames_pixels(kt))
     each = sum(math.prod(size) for size in _frames_sizes(step, w, c, k, kt, len(outs)))
     groups = plan_groups(taps, 1)
 

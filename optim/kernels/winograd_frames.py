@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from ..workers import Task, run_tasks
 from .frame_groups import Group, Product, Taps, map_count, plan_groups, slot_count, sum_count
 from .frame_products import add_up
 from .scratch import carve
-from .winograd_axes import EDGE, FILTER_STEP, TAPS, input_axis, output_axis, time_filters, transform_taps
+from .winograd_axes import EDGE, FILTER_STEP, TAPS, time_filters, transform_taps
+from .winograd_squares import Span, enter, even_part, leave, spans, stage_elements
 
 BLOCK_BYTES, MIN_SQUARES, MAX_SQUARES = 24 << 20, 128, 256
 """A block holds as many squares as this many bytes of transformed sources and products: with fewer, filters are read
@@ -58,88 +58,26 @@ def _transform_some(weight: Tensor, out: Tensor) -> None:
         transform_taps(taps, target[:, : len(taps)], 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Squares along one axis that lie EDGE pixels apart."""
-
-    offset: int
-    """Of the first one's input in the block's."""
-    first: int
-    """Number of the first one."""
-    count: int
-    skipped: int = 0
-    """Leading outputs of each that are another square's."""
-
-    @property
-    def squares(self) -> slice:
-        return slice(self.first, self.first + self.count)
-
-    def inputs(self, tap: int) -> slice:
-        start = self.offset + tap
-        return slice(start, start + EDGE * (self.count - 1) + 1, EDGE)
-
-    def outputs(self, out: Tensor, dim: int) -> Tensor:
-        """The axis of a block's output as two: squares, and outputs of each that are not skipped."""
-        new = EDGE - self.skipped
-        return torch.unflatten(out.narrow(dim, EDGE * self.first, self.count * new), dim, (self.count, new))
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Outputs [start, stop) of a block along one axis; a last square that is not whole slides back."""
-
-    start: int
-    stop: int
-
-    @property
-    def base(self) -> int:
-        """First input pixel."""
-        return min(self.start, self.stop - EDGE)
-
-    @property
-    def n_squares(self) -> int:
-        return -(-(self.stop - self.start) // EDGE)
-
-    def pieces(self) -> list[_Piece]:
-        whole, rest = divmod(self.stop - self.start, EDGE)
-        pieces = [_Piece(0, 0, whole)] if whole else []
-        if rest:
-            pieces.append(_Piece(self.stop - EDGE - self.base, whole, 1, EDGE - rest))
-        return pieces
-
-
-def _spans(extent: int, squares: int) -> list[_Span]:
-    step = EDGE * squares
-    return [_Span(start, min(extent, start + step)) for start in range(0, extent, step)]
-
-
-def _split(n: int, most: int) -> int:
-    """Size of the least number of even parts."""
-    return -(-n // -(-n // most))
-
-
 def _block_shape(c: int, k: int, height: int, width: int, kt: int, n_frames: int, workers: int) -> tuple[int, int, int]:
     """(rows, columns) of squares per block, and items per group; small outputs have a block for each worker."""
     rows, cols = -(-height // EDGE), -(-width // EDGE)
     per_square = 4 * _PRODUCTS * (slot_count(kt, 1, n_frames) * c + sum_count(kt, n_frames) * k)
     fitting = max(MIN_SQUARES, min(MAX_SQUARES, BLOCK_BYTES // per_square))
     most = max(1, min(fitting, -(-rows * cols // workers)))
-    across = _split(cols, most)
-    down = _split(rows, max(1, most // across))
+    across = even_part(cols, most)
+    down = even_part(rows, max(1, most // across))
     items = -(-MIN_ROWS // (down * across))
     return down, across, max(1, min(items, MAX_ITEMS, -(-n_frames // sum_count(kt, n_frames))))
 
 
 def _sizes(c: int, k: int, down: int, across: int, kt: int, items: int, n_frames: int) -> tuple[tuple[int, ...], ...]:
     """Scratch of one block: transformed sources, sums of products, and what is used for a while."""
-    squares, wide = down * across, EDGE * across + 2
-    entering = TAPS * down * wide * c + 2 * TAPS * down * max(wide, across) * c
+    squares = down * across
     multiplying = BATCH * items * squares * (c + k)
-    leaving = (EDGE + 4) * TAPS * squares * k
     return (
         (_PRODUCTS, slot_count(kt, items, n_frames), squares, c),
         (sum_count(kt, n_frames), _PRODUCTS, items * squares, k),
-        (max(entering, multiplying, leaving),),
+        (max(stage_elements(c, k, down, across), multiplying),),
     )
 
 
@@ -170,49 +108,29 @@ def convolve(
     h and w are at least 4.
     """
     k, h, w = outs[0].shape
-    c, kt = frames[0].shape[0], len(taps[0])
+    c, kt = filters.shape[3], len(taps[0])
     down, across, items = _block_shape(c, k, h, w, kt, len(outs), workers)
     sizes = _sizes(c, k, down, across, kt, items, len(outs))
     each = sum(math.prod(size) for size in sizes)
     groups = plan_groups(taps, items)
     maps = filters.transpose(2, 3)
 
-    def block(rows: _Span, cols: _Span) -> Task:
+    def block(rows: Span, cols: Span) -> Task:
         def run(worker: int) -> None:
             v, m, spare = carve(scratch[worker * each : (worker + 1) * each], sizes)
             n = rows.n_squares * cols.n_squares
             inputs = v.flatten()[: math.prod(v.shape[:2]) * n * c].view(*v.shape[:2], n, c)
-            window = slice(rows.base, rows.stop + 2), slice(cols.base, cols.stop + 2)
             for group in groups:
                 for source, slot in group.loads:
-                    x = frames[source].permute(1, 2, 0)[window]
-                    _enter(x, rows, cols, inputs[:, slot], spare)
+                    enter(frames[source], rows, cols, inputs[:, slot], spare)
                 sums = _multiply(group, inputs, maps, m, spare)
                 for i, output in enumerate(group.outputs):
                     for j in range(2 if group.pair else 1):
-                        y = outs[output + j].permute(1, 2, 0)[rows.start : rows.stop, cols.start : cols.stop]
-                        _leave(sums[j][:, i], rows, cols, spare, y, accumulate)
-                        if bias is not None:
-                            y.add_(bias)
+                        leave(sums[j][:, i], rows, cols, bias, spare, outs[output + j], accumulate=accumulate)
 
         return run
 
-    run_tasks([block(rows, cols) for rows in _spans(h, down) for cols in _spans(w, across)], workers)
-
-
-def _enter(x: Tensor, rows: _Span, cols: _Span, out: Tensor, spare: Tensor) -> None:
-    """Transform a source: x [h + 2, w + 2, C] -> out [36, squares, C]."""
-    wide, c = x.shape[1:]
-    down, across = rows.n_squares, cols.n_squares
-    r, rest = spare[: TAPS * down * wide * c].view(TAPS, down, wide, c), spare[TAPS * down * wide * c :]
-    for piece in rows.pieces():
-        temporaries = carve(rest, ((piece.count, wide, c),) * 2)
-        input_axis([x[piece.inputs(i)] for i in range(TAPS)], list(r[:, piece.squares]), temporaries)
-    out = out.view(TAPS, TAPS, down, across, c)
-    for piece in cols.pieces():
-        temporaries = carve(rest, ((TAPS, down, piece.count, c),) * 2)
-        columns = [r[:, :, piece.inputs(j)] for j in range(TAPS)]
-        input_axis(columns, [out[:, j, :, piece.squares] for j in range(TAPS)], temporaries)
+    run_tasks([block(rows, cols) for rows in spans(h, down) for cols in spans(w, across)], workers)
 
 
 def _multiply(group: Group, v: Tensor, maps: Tensor, m: Tensor, spare: Tensor) -> list[Tensor]:
@@ -243,20 +161,3 @@ def _operand(group: Group, p: Product, v: Tensor, stacked: Tensor) -> Tensor:
         else:
             torch.add(v[:, slots[p.first]], v[:, slots[p.second]], alpha=p.sign, out=stacked[:, i])
     return stacked.flatten(1, 2)
-
-
-def _leave(m: Tensor, rows: _Span, cols: _Span, spare: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Transform sums of products back: m [36, squares, K] -> out [h, w, K], written or added to."""
-    down, across, k = rows.n_squares, cols.n_squares, m.shape[2]
-    n = TAPS * down * across * k
-    s = spare[: EDGE * n].view(EDGE, TAPS, down, across, k)
-    rest = spare[EDGE * n :]
-    output_axis(list(m.view(TAPS, TAPS, down, across, k)), list(s), carve(rest, ((TAPS, down, across, k),) * 4))
-    for row in rows.pieces():
-        lines = row.outputs(out, 0)
-        for col in cols.pieces():
-            y = col.outputs(lines, 2).permute(1, 3, 0, 2, 4)
-            targets = [*(None,) * col.skipped, *y.unbind(1)]
-            columns = [s[row.skipped :, j, row.squares, col.squares] for j in range(TAPS)]
-            temporaries = carve(rest, (tuple(columns[0].shape),) * 4)
-            output_axis(columns, targets, temporaries, accumulate=accumulate)
