@@ -61,6 +61,8 @@ def test_ui_6_widgets_as_described(server: Server, install: Install, spec: NodeS
     assert options["tooltip"] == widget.tooltip
     if widget.kind == "int":
         assert (options["min"], options["max"], options["step"]) == (widget.minimum, widget.maximum, widget.step)
+    if widget.id == "noise_seed":  # no second widget beside it, which would be stored among ours
+        assert options["control_after_generate"] is False
     if widget.kind == "choice":
         assert options["options"] == list(widget.options)
     if install.version >= (0, 20):
