@@ -11,9 +11,9 @@ from torch import Tensor
 from ..kernels import torch_kernels as kernels
 from ..packing import DTYPES, dtype_name
 from ..tiling import even_strip
-from .driver import Page, Run
 from .ops import ClipAttention
 from .stage import stage_frame
+from .steps import Page, Run
 
 if TYPE_CHECKING:
     from .runner import ClipRunner

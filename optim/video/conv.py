@@ -14,10 +14,10 @@ from ..packing import DTYPES
 from ..store import interleave
 from ..tiling import Tile
 from .backends import CONV_3D, WINOGRAD
-from .driver import Page, Run
 from .layout import FrameShape
 from .ops import ClipConv
 from .stage import activate_, fill_border, stage_frame
+from .steps import Page, Run
 from .unpack import first_alone, skip_frame, unpack
 
 if TYPE_CHECKING:

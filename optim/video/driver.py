@@ -8,8 +8,8 @@ is left at the end of a chunk is the state carried to the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ..arena import align
 from ..program import Op, Program
 from .frames import (
     conv_taps,
@@ -23,56 +23,11 @@ from .frames import (
 from .layout import Layouts, norm_of, readers_of
 from .memory import FrameArena
 from .ops import ClipAttention, ClipConv
+from .steps import Feed, Keep, Page, Run, Step
 
 FOREVER = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One frame in memory: of a value, or staged for an op (`owner`)."""
-
-    offset: int
-    frame: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
-    """Latent frames [start, stop) enter; chunk `chunk` of `n_chunks`."""
-
-    chunk: int
-    n_chunks: int
-    start: int
-    stop: int
-    pages: tuple[Page, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One op makes the conv frames [start, stop) (attention and scaling: frames)."""
-
-    index: int
-    start: int
-    stop: int
-    stage: tuple[tuple[Page, Page], ...]
-    """(stored, staged) of source frames to stage; equal where they are staged in place."""
-    taps: tuple[tuple[Page | None, ...], ...]
-    """For each conv frame, the staged frames under its taps; None for zeros."""
-    first_out: int
-    """First output frame delivered."""
-    outs: tuple[Page, ...]
-    """Where the output frames go; empty for the last op."""
-    skips: tuple[Page, ...]
-    """The frame that each output frame is added to, or made out of."""
-    over_skip: tuple[bool, ...]
-    """True where an output frame takes its skip's place."""
-    work: int
-    """Offset of the op's work memory."""
-
-
-Step = Feed | Run
 WorkBytes = Callable[[int, int], int]
 """(op index, frames of the run) -> bytes of work memory."""
-
 
 class Driver:
     """Walks one clip. `steps` gives one step after the other; memory is freed when the next is asked for."""
@@ -104,11 +59,17 @@ class Driver:
         self._copies: dict[int, dict[int, Page]] = {i: {} for i in layouts.staged}
         self._readers = readers_of(program)
         self._cans = list(self._done)
+        self._begun = tuple(self._done)
+        self._first = self._first_portions()
+        self.past: dict[int, int] = {}
+        """Offsets of the keys and values of attentions that look back over the whole clip."""
+        self._slots: dict[int, list[int]] = {}
+        self.history_bytes = self._place_history(past_bytes)
+        """Bytes at the slab's start in which history lies."""
         self.arena = FrameArena()
+        """The rest, for what does not outlive a few runs."""
         self.carried_bytes = 0
         """Most bytes that lived from one chunk into the next."""
-        self.past = {i: self.arena.take(n) for i, n in past_bytes.items()}
-        """Keys and values of the attentions that look back over the whole clip."""
 
     def steps(self) -> Iterator[Step]:
         """Every step of the clip, in order."""
@@ -117,7 +78,7 @@ class Driver:
             stop = min(self._t, start + self._chunk)
             if chunk:
                 # what is left now is what the clip's future needs of its past
-                self.carried_bytes = max(self.carried_bytes, self.arena.live_bytes)
+                self.carried_bytes = max(self.carried_bytes, self.history_bytes + self.arena.live_bytes)
             yield self._feed(chunk, len(starts), start, stop)
             while (index := self._next_op()) is not None:
                 yield from self._run(index)
@@ -127,6 +88,31 @@ class Driver:
     def dropped(self, index: int) -> int:
         """Raw output frames of an op that are not delivered, from the start."""
         return self._dropped[index]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes the slab needs."""
+        return self.history_bytes + self.arena.peak_bytes
+
+    def _place_history(self, past_bytes: Mapping[int, int]) -> int:
+        """Slots for the frames that each convolution reaches back to; the bytes of all of them.
+
+        At fixed places, so that a clip of any length takes the same memory. A clip of one frame has no past.
+        """
+        end = 0
+        for index, op in enumerate(self._program.ops):
+            if isinstance(op, ClipConv) and op.kernel[0] > 1 and self._totals[index] > 1:
+                size = align(self._kept_bytes(index, op))
+                self._slots[index] = [end + i * size for i in range(op.kernel[0] - 1)]
+                end += len(self._slots[index]) * size
+        for index, size in past_bytes.items():
+            self.past[index] = end
+            end += align(size)
+        return end
+
+    def _kept_bytes(self, index: int, op: ClipConv) -> int:
+        """Bytes of a frame as the convolution reads it."""
+        return (self._layouts.staged.get(index) or self._layouts.frames[op.inputs[0]]).nbytes
 
     # -- what can run
 
@@ -185,9 +171,9 @@ class Driver:
             can, done = self._cans[index], self._done[index]
             if can <= done:
                 continue
-            portion, op = self._portions[index], self._program.ops[index]
-            if done == 0 and isinstance(op, ClipConv):
-                portion = max(1, portion - op.back)
+            portion = self._portions[index]
+            if done == self._begun[index]:
+                portion = min(portion, self._first[index] or portion)
             if can - done >= portion or can == self._totals[index]:
                 return index
         return None
@@ -198,6 +184,18 @@ class Driver:
         for index in self._readers[v]:
             self._cans[index] = self._can(index)
 
+    def _first_portions(self) -> tuple[int, ...]:
+        """Conv frames that the first chunk gives each op: by first-frame rules and lookahead, fewer than later ones."""
+        made, first = self._made, []
+        self._made = [0] * len(made)
+        self._made[0] = min(self._chunk, self._t)
+        for index, op in enumerate(self._program.ops):
+            can = self._can(index)
+            first.append(can - self._done[index])
+            self._made[op.output] = max(0, self._last_out(index, can) + 1)
+        self._made = made
+        return tuple(first)
+
     # -- steps
 
     def _feed(self, chunk: int, n_chunks: int, start: int, stop: int) -> Feed:
@@ -206,11 +204,18 @@ class Driver:
         return Feed(chunk=chunk, n_chunks=n_chunks, start=start, stop=stop, pages=pages)
 
     def _new_page(self, v: int, frame: int) -> Page:
-        page = Page(self.arena.take(self._layouts.frames[v].nbytes), frame)
+        page = Page(self._take(self._layouts.frames[v].nbytes), frame)
         self._pages[v][frame] = page
         return page
 
-    def _run(self, index: int) -> Iterator[Run]:
+    def _take(self, nbytes: int) -> int:
+        return self.history_bytes + self.arena.take(nbytes)
+
+    def _give_back(self, page: Page) -> None:
+        if not page.kept:
+            self.arena.give_back(page.offset - self.history_bytes)
+
+    def _run(self, index: int) -> Iterator[Run | Keep]:
         op = self._program.ops[index]
         start = self._done[index]
         stop = min(self._can(index), start + self._portions[index])
@@ -220,19 +225,42 @@ class Driver:
         first = max(0, self._last_out(index, start) + 1)
         outs, skips, over = self._outputs(index, first, self._last_out(index, stop) + 1)
         size = self._work_bytes(index, stop - start)
-        work = self.arena.take(size) if size else 0
+        work = self._take(size) if size else 0
         yield Run(
             index=index, start=start, stop=stop, stage=stage, taps=taps, first_out=first, outs=outs, skips=skips,
             over_skip=over, work=work,
         )  # fmt: skip
         if size:
-            self.arena.give_back(work)
+            self.arena.give_back(work - self.history_bytes)
         self._done[index] = stop
         self._have(op.output, max(0, self._last_out(index, stop) + 1))
         if index in self._copies:
             self._drop(self._copies[index], self._lowest(index))
         for v in op.inputs:
             self._free_before(v, min(self._needed(v)))
+        if moves := self._into_history(index):
+            yield Keep(index=index, moves=moves)
+            for page, _ in moves:
+                self._give_back(page)
+
+    def _into_history(self, index: int) -> tuple[tuple[Page, Page], ...]:
+        """Staged frames that the next run reaches back to, each with its free slot.
+
+        A slot whose frame somebody still reads stays as it is, and the new frame where it was.
+        """
+        slots = self._slots.get(index, [])
+        if not slots:
+            return ()
+        pages = self._copies[index] if index in self._copies else self._pages[self._program.ops[index].inputs[0]]
+        used, moves = {page.offset for page in pages.values() if page.kept}, []
+        for frame in sorted(f for f in pages if f < self._staged_to[index] and not pages[f].kept)[-len(slots) :]:
+            to = slots[frame % len(slots)]
+            if to not in used:
+                moves.append((pages[frame], Page(to, frame, True)))
+                used.add(to)
+        for _, page in moves:
+            pages[page.frame] = page
+        return tuple(moves)
 
     def _sources(
         self, index: int, start: int, stop: int
@@ -250,7 +278,7 @@ class Driver:
             for f in range(max(self._staged_to[index], self._lowest(index)), reach):
                 stored = self._pages[v][f]
                 if mode == "copies":
-                    self._copies[index][f] = Page(self.arena.take(self._layouts.staged[index].nbytes), f)
+                    self._copies[index][f] = Page(self._take(self._layouts.staged[index].nbytes), f)
                     stage.append((stored, self._copies[index][f]))
                 else:
                     stage.append((stored, stored))
@@ -294,6 +322,8 @@ class Driver:
         """May output frame `frame` overwrite the same frame of the value it adds?"""
         v = op.inputs[-1]
         if not self._over_skips or v == 0 or self._layouts.frames[v] != self._layouts.frames[op.output]:
+            return False
+        if self._pages[v][frame].kept:
             return False
         if isinstance(op, ClipConv):
             skip = op.skip
@@ -344,4 +374,4 @@ class Driver:
 
     def _drop(self, pages: dict[int, Page], before: int) -> None:
         for f in [f for f in pages if f < before]:
-            self.arena.give_back(pages.pop(f).offset)
+            self._give_back(pages.pop(f))

@@ -15,18 +15,20 @@ from ..precision import DtypeDecision
 from ..program import Op, Program
 from ..settings import DecodeSettings
 from .backends import WINOGRAD, Backends
-from .driver import Driver, Feed, Run
+from .driver import Driver
 from .frames import boundaries, output_frames
 from .layout import Layouts, make_layouts, norm_of
 from .ops import ClipAttention, ClipConv
 from .plan import ClipPlan, ClipShape, make_driver
+from .steps import Keep, Run
 
 AUTO_FRAMES = 16
 """Output frames per chunk where nobody asked for another number."""
 SMALLER_STEPS = 3
 """How often tiles and portions are made four times smaller before a decode is refused for lack of memory."""
-PORTION_TILES = 4
-"""A portion's widest frames together take as much as this many tiles."""
+PORTION_TILES, PAIR = 2, 2
+"""A portion's widest frames together take as much as this many tiles; but kernels make two frames at a time in less
+time than twice one, so there are at least as many where memory allows."""
 
 
 def make_clip_plan(
@@ -40,13 +42,13 @@ def make_clip_plan(
 ) -> ClipPlan:
     """The first plan that fits the budget, with portions of the device's size or smaller. PlanError if none does."""
     wanted = chunk_of(program, settings, latent_shape[2])
-    tile_bytes, chunk = profile.tile_bytes, wanted
-    plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted)
+    tile_bytes, chunk, least = profile.tile_bytes, wanted, PAIR
+    plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
     for _ in range(SMALLER_STEPS):
         if profile.budget_bytes is None or plan.predicted.total <= profile.budget_bytes:
             return plan
-        tile_bytes, chunk = max(1, tile_bytes // 4), max(1, chunk // 2)
-        plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted)
+        tile_bytes, chunk, least = max(1, tile_bytes // 4), max(1, chunk // 2), 1
+        plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
     if profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
         b, _, t, h, w = latent_shape
         raise PlanError(
@@ -95,6 +97,7 @@ def _plan_with(
     tile_bytes: int,
     chunk: int,
     wanted: int,
+    least: int,
 ) -> ClipPlan:
     batch, _, t, h, w = latent_shape
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
@@ -102,13 +105,13 @@ def _plan_with(
     dtypes = decision.dtypes
     layouts = make_layouts(program, (h, w), dtypes)
     backends = Backends(program, layouts, (h, w), settings, profile, dtypes, strategy, layout, tile_bytes)
-    portions = tuple(_portion(program, layouts, op, chunk, tile_bytes) for op in program.ops)
+    portions = tuple(_portion(program, layouts, op, chunk, tile_bytes, least) for op in program.ops)
     driver = make_driver(program, layouts, backends, t, chunk, portions, dtypes)
     rehearsal = _rehearse(program, layouts, backends, driver)
     starts = list(range(0, t, chunk))
     prefetch = settings.memory_prefetching and len(starts) * batch > 1
     latents = latent_bytes(program, chunk, (h, w), dtypes.stream) * (2 if prefetch else 1)
-    pool = slab_bytes(driver.arena.peak_bytes + latents)
+    pool = slab_bytes(driver.peak_bytes + latents)
     frames = output_frames(program, t)
     predicted = PeakPrediction(
         pool=pool,
@@ -168,7 +171,7 @@ def latent_bytes(program: Program, frames: int, latent: tuple[int, int], dtype: 
     return align(frames * program.latent_channels * latent[0] * latent[1] * ITEMSIZE[dtype])
 
 
-def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes: int) -> int:
+def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes: int, least: int) -> int:
     """Most conv frames of an op at a time: a chunk's worth, unless they are too wide."""
     source, output = layouts.frames[op.inputs[0]], layouts.frames[op.output]
     rate = program.values[op.inputs[0]].scale[0]
@@ -177,14 +180,17 @@ def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes:
         rate *= 1 if op.upsample_time == "none" else 2
         per_conv = op.frames_per_conv
     widest = max(source.nbytes, output.nbytes * per_conv)
-    return max(1, min(chunk * rate, PORTION_TILES * tile_bytes // widest))
+    most = max(least, PORTION_TILES * tile_bytes // widest)
+    return max(1, min(chunk * rate, most - most % PAIR if most > PAIR else most))
 
 
 def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Driver) -> _Rehearsal:
     total = _Rehearsal()
     costs: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for step in driver.steps():
-        if isinstance(step, Feed):
+        if isinstance(step, Keep):
+            total.bytes_moved += 2 * len(step.moves) * _kept_bytes(layouts, program, step.index)
+        if not isinstance(step, Run):
             continue
         key = step.index, step.stop - step.start
         if key not in costs:
@@ -207,6 +213,11 @@ def _costs(program: Program, layouts: Layouts, backends: Backends, index: int, n
     moved = (n + kt - 1) * source.nbytes + n * per_conv * output.nbytes * (2 if len(op.inputs) > 1 else 1)
     tiles = backends.grid(index, n).n_tiles if isinstance(op, ClipConv) else 1
     return backends.macs(index, n), moved, tiles, backends.scratch_bytes(index, n)
+
+
+def _kept_bytes(layouts: Layouts, program: Program, index: int) -> int:
+    """Bytes of one frame of an op's history."""
+    return (layouts.staged.get(index) or layouts.frames[program.ops[index].inputs[0]]).nbytes
 
 
 def _staged_bytes(layouts: Layouts, program: Program, step: Run) -> int:

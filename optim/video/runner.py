@@ -20,13 +20,14 @@ from . import noise
 from .attention import ClipAttentionStep
 from .consistency import ConsistencyMeter
 from .conv import ClipConvStep
-from .driver import Driver, Feed, Page, Run
+from .driver import Driver
 from .frames import scope_of
 from .layout import FrameShape, norm_of
 from .ops import ClipAttention, ClipConv, ClipNorm, ClipScale
 from .plan import ClipPlan, reads_latent
 from .sink import FrameSink
 from .stage import Normaliser, activate_
+from .steps import Feed, Keep, Page, Run
 from .weights import ClipWeights
 
 ScopeKey = tuple[int, int, int, int]
@@ -93,6 +94,9 @@ class ClipRunner:
                 observer.chunk_started(step.chunk, step.n_chunks)
                 self._feed(step)
                 continue
+            if isinstance(step, Keep):
+                self._keep(step)
+                continue
             op = self.program.ops[step.index]
             n_tiles = 1
             if isinstance(op, ClipConv):
@@ -121,6 +125,15 @@ class ClipRunner:
                 self.count(0, page.frame, view)
                 if self._keeps_latent:
                     self.latent.append(frame.float().clone())
+
+    def _keep(self, step: Keep) -> None:
+        """Move the frames that the op's next run reaches back to into its history."""
+        self.context.observer.mark("stage")
+        layouts = self.plan.layouts
+        shape = layouts.staged.get(step.index) or layouts.frames[self.program.ops[step.index].inputs[0]]
+        for page, kept in step.moves:
+            self.take(kept, shape)
+            self.page(kept, shape).copy_(self.page(page, shape))
 
     def _run_op(self, run: Run) -> None:
         op = self.program.ops[run.index]
