@@ -35,7 +35,7 @@ class ClipAttentionStep:
         self._observer.mark("load")
         self._q, self._k, self._v, self._proj = runner.weights.projections(op, self._dtype)
         self._pages = [tap[0] for tap in run.taps if tap[0] is not None]
-        self._macs = plan.backends.macs(run.index, run.stop - run.start)
+        self._macs = plan.backends.macs(run)
 
     def run(self) -> None:
         """All frames."""

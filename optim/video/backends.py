@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ..costs import ITEMSIZE
 from ..device import DeviceProfile
 from ..events import ConvShape
 from ..kernels import upsample, winograd, winograd_frames
 from ..kernels.dispatch import MIN_CHANNELS, MIN_PIXELS
+from ..kernels.frame_groups import plan_groups
 from ..plan import DtypePlan, Layout
 from ..planner import ATTENTION_ROWS, BASE_TILE_LAT
 from ..program import Program
@@ -19,6 +20,7 @@ from ..settings import DecodeSettings
 from ..tiling import TileGrid, even_strip
 from .layout import Layouts
 from .ops import ClipAttention, ClipConv, ClipScale
+from .steps import Page, Run
 
 WINOGRAD, SUM_2D, CONV_3D, CONV_2D = "winograd", "conv2d_sum", "conv3d", "torch"
 """Sums and matrix products; one 2-D convolution per tap, added up; the framework's 3-D convolution; one 2-D
@@ -212,8 +214,9 @@ class Backends:
         """Bytes of one frame of keys."""
         return self.layouts.frames[op.inputs[0]].elements * ITEMSIZE[self._dtypes.of(op.name)]
 
-    def macs(self, index: int, n: int) -> int:
-        """Multiply-accumulates of a run of `n` frames, as its kernel does them."""
+    def macs(self, run: Run) -> int:
+        """Multiply-accumulates of a run, as its kernel does them."""
+        index, n = run.index, run.stop - run.start
         op = self.program.ops[index]
         shape = self.layouts.frames[op.inputs[0]]
         px = shape.height * shape.width
@@ -223,8 +226,9 @@ class Backends:
             return 4 * n * px * op.channels**2 + inner * op.channels
         if not isinstance(op, ClipConv):
             return 0
-        pairs = op.in_channels * op.out_channels * op.kernel[0] * n
         plan = self.plans[index]
+        maps = products_of(run.taps) if plan.backend == WINOGRAD else op.kernel[0] * n
+        pairs = op.in_channels * op.out_channels * maps
         tiles = self.grid(index, n).tiles()
         if plan.backend == WINOGRAD and op.upsample == 1:
             squares = sum(-(-t.rows.size // winograd.EDGE) * -(-t.cols.size // winograd.EDGE) for t in tiles)
@@ -252,6 +256,17 @@ class Backends:
     def names(self) -> tuple[str, ...]:
         """Distinct kernels in use."""
         return tuple(sorted({plan.backend for plan in self.plans.values()}))
+
+
+def products_of(taps: Sequence[Sequence[Page | None]]) -> int:
+    """Products of whole frames that the kernels over separate frames take for these taps."""
+    at: dict[Page, int] = {}
+    return _products(tuple(tuple(None if p is None else at.setdefault(p, len(at)) for p in tap) for tap in taps))
+
+
+@lru_cache(maxsize=1024)
+def _products(taps: tuple[tuple[int | None, ...], ...]) -> int:
+    return sum(len(group.products) * len(group.outputs) for group in plan_groups(taps, 1))
 
 
 def align4(nbytes: int) -> int:

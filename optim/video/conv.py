@@ -58,7 +58,7 @@ class ClipConvStep:
         convolve = self._convolver() if frames else None
         tiles = runner.plan.backends.grid(run.index, run.stop - run.start).tiles()
         dtype = runner.plan.dtypes.of(op.name)
-        macs = runner.plan.backends.macs(run.index, run.stop - run.start)
+        macs = runner.plan.backends.macs(run)
         for i, tile in enumerate(tiles):
             n = run.stop - run.start
             shape = (n, op.in_channels, tile.rows.size + 2 * op.halo, tile.cols.size + 2 * op.halo)

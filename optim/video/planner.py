@@ -186,7 +186,7 @@ def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes:
 
 def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Driver) -> _Rehearsal:
     total = _Rehearsal()
-    costs: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    costs: dict[tuple[int, int], tuple[int, int, int]] = {}
     for step in driver.steps():
         if isinstance(step, Keep):
             total.bytes_moved += 2 * len(step.moves) * _kept_bytes(layouts, program, step.index)
@@ -197,22 +197,22 @@ def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Dr
             costs[key] = _costs(program, layouts, backends, *key)
             for shape in _shapes(backends, *key):
                 total.shapes[shape] = None
-        macs, moved, tiles, scratch = costs[key]
-        total.macs += macs
+        moved, tiles, scratch = costs[key]
+        total.macs += backends.macs(step)
         total.bytes_moved += moved + _staged_bytes(layouts, program, step)
         total.n_tiles += tiles
         total.scratch = max(total.scratch, scratch)
     return total
 
 
-def _costs(program: Program, layouts: Layouts, backends: Backends, index: int, n: int) -> tuple[int, int, int, int]:
-    """(multiply-accumulates, bytes moved, tiles, scratch) of a run of `n` frames."""
+def _costs(program: Program, layouts: Layouts, backends: Backends, index: int, n: int) -> tuple[int, int, int]:
+    """(bytes moved, tiles, scratch) of a run of `n` frames."""
     op = program.ops[index]
     source, output = layouts.frames[op.inputs[0]], layouts.frames[op.output]
     kt, per_conv = (op.kernel[0], op.frames_per_conv) if isinstance(op, ClipConv) else (1, 1)
     moved = (n + kt - 1) * source.nbytes + n * per_conv * output.nbytes * (2 if len(op.inputs) > 1 else 1)
     tiles = backends.grid(index, n).n_tiles if isinstance(op, ClipConv) else 1
-    return backends.macs(index, n), moved, tiles, backends.scratch_bytes(index, n)
+    return moved, tiles, backends.scratch_bytes(index, n)
 
 
 def _kept_bytes(layouts: Layouts, program: Program, index: int) -> int:

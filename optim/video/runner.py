@@ -189,7 +189,7 @@ class ClipRunner:
         """What follows from a result that is not finite: another attempt with the op in float32, or an error."""
         op, plan = self.program.ops[run.index], self.plan
         dtype = plan.dtypes.of(op.name)
-        macs = plan.backends.macs(run.index, run.stop - run.start)
+        macs = plan.backends.macs(run)
         if dtype == "float32":
             return NonFiniteError(
                 f"{op.name} is not finite even in float32: the weights hold inf or NaN, or the latent is far out of"
@@ -212,7 +212,7 @@ class ClipRunner:
         backend = plan.backends.plans[run.index].backend if isinstance(op, ClipConv) else "torch"
         kind = "conv" if isinstance(op, ClipConv) else "attention" if isinstance(op, ClipAttention) else "pointwise"
         return OpReport(
-            name=op.name, kind=kind, n_tiles=n_tiles, macs=plan.backends.macs(run.index, run.stop - run.start),
+            name=op.name, kind=kind, n_tiles=n_tiles, macs=plan.backends.macs(run),
             dtype=plan.dtypes.of(op.name), native_dtype=plan.dtypes.native, backend=backend,
         )  # fmt: skip
 

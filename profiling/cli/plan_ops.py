@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...optim.plan import OpPlan, Plan
-from ...optim.video.driver import Run
 from ...optim.video.ops import ClipAttention, ClipConv
 from ...optim.video.plan import ClipPlan
+from ...optim.video.steps import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def _clip_ops(plan: ClipPlan) -> tuple[PlannedOp, ...]:
             n, index = step.stop - step.start, step.index
             frames[index] = max(frames[index], n)
             tiles[index] += plan.backends.grid(index, n).n_tiles if index in plan.backends.plans else 1
-            macs[index] += plan.backends.macs(index, n)
+            macs[index] += plan.backends.macs(step)
     found = []
     for i, op in enumerate(plan.program.ops):
         how, shape = plan.backends.plans.get(i), plan.layouts.frames[op.output]
