@@ -30,11 +30,12 @@ from .program import Program
 from .settings import DecodeSettings
 from .store import Finish, ImageSink, finish_of
 from .summary import with_resident
-from .video.engine import ClipEngine, ClipRequest, check_clip_shape
+from .video.engine import ClipEngine, check_clip_shape
 from .video.frames import output_frames
 from .video.latents import as_clips
 from .video.ops import is_video
 from .video.plan import ClipPlan
+from .video.request import ClipRequest
 from .video.sink import OnFrames
 from .weights import WeightSource
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..arena import align
 from ..device import DeviceProfile
-from ..errors import LatentError, SettingsError
+from ..errors import LatentError, PlanError, SettingsError
 from ..errors_oom import is_out_of_memory
-from ..events import DecodeObserver, Fallback
+from ..events import SILENT, DecodeObserver, Fallback
 from ..executor import Progress, RestartDecode
 from ..packing import DTYPES, dtype_name
 from ..pool import MemoryPool, Slab
@@ -24,13 +24,14 @@ from ..prefetch import LatentFeeder
 from ..program import Program
 from ..rng import RandomScope
 from ..settings import DecodeSettings
-from ..store import Finish
 from ..summary import with_resident
 from .latents import BATCH_IS_TIME
+from .overlap import decode_overlapped, may_overlap
 from .plan import ClipPlan, ClipShape
 from .planner import latent_bytes, make_clip_plan
+from .request import ClipRequest
 from .runner import ClipContext, ClipRunner
-from .sink import FrameSink, OnFrames, StreamSink, WholeSink
+from .sink import FrameSink, StreamSink, WholeSink
 
 if TYPE_CHECKING:
     from ..decode import Decoder
@@ -38,28 +39,6 @@ if TYPE_CHECKING:
 MAX_PLANS = 64
 MAX_SMALLER = 4
 """How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipRequest:
-    """What a decode of clips was asked."""
-
-    decoder: Decoder
-    latent: Tensor
-    """[B, C, T, H, W], finite."""
-    settings: DecodeSettings
-    observer: DecodeObserver
-    finish: Finish
-    out_dtype: torch.dtype
-    out_device: torch.device
-    on_frames: OnFrames | None = None
-    """Takes frames as they finish; None collects them in one image."""
-
-    @property
-    def shape(self) -> ClipShape:
-        """Of the latent."""
-        b, c, t, h, w = self.latent.shape
-        return b, c, t, h, w
 
 
 class ClipEngine:
@@ -105,7 +84,25 @@ class ClipEngine:
     # -- running
 
     def decode(self, request: ClipRequest) -> Tensor | None:
-        """The image [B * frames, H, W, C], or None where frames were handed on. The pool is the caller's already."""
+        """The image [B * frames, H, W, C], or None where frames were handed on. The pool is the caller's already.
+
+        PlanError where the exact decode does not fit, unless it may be cut in time.
+        """
+        try:
+            return self._decode_exactly(request)
+        except PlanError as error:
+            if not may_overlap(request):
+                raise
+            shortage = error
+        profile = self._profile_for(request.decoder)
+
+        def plan_for(shape: ClipShape) -> ClipPlan:
+            return self.plan(request.decoder, shape, request.settings, SILENT, profile)[0]
+
+        images = decode_overlapped(request, plan_for, self._decode_exactly, profile, shortage)
+        return None if request.on_frames is not None else images
+
+    def _decode_exactly(self, request: ClipRequest) -> Tensor | None:
         sink: FrameSink | None = None
         image: Tensor | None = None
         profile, failure, progress = self._profile_for(request.decoder), None, None
