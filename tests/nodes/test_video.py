@@ -157,6 +157,15 @@ def test_even_lengths_may_differ_from_what_the_vae_says() -> None:
     assert opened.decoder is not None, opened.reason
 
 
+@pytest.mark.parametrize(("length", "frames"), [(1, 1), (3, 12)])
+def test_a_refiner_makes_more_frames_than_its_vae_says(length: int, frames: int) -> None:
+    z, vae = latent((1, 32, length, 2, 3)), clip_vae("hunyuan_refiner")
+    done = actions.decode(new_session(), {"samples": z}, vae)
+    assert done.record.plan.method == "exact"
+    assert done.images.shape[0] == frames
+    assert max_diff(done.images, expected("hunyuan_refiner", z)) <= 1e-4
+
+
 def test_the_familys_own_border_is_no_change() -> None:
     vae = clip_vae("ltx_plain", attributes=CONFIG)
     conv = vae.first_stage_model.decoder.conv_in.conv
