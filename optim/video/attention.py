@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..kernels import torch_kernels as kernels
 from ..packing import DTYPES, dtype_name
-from ..tiling import even_strip
 from .ops import ClipAttention
 from .stage import stage_frame
 from .steps import Page, Run
@@ -57,19 +56,13 @@ class ClipAttentionStep:
         stage_frame(x, y.permute(2, 0, 1), norm, "none", page.frame, self._runner.plan.workers, top)
         return y.view(-1, self._op.channels)
 
-    def _bands(self, tokens: int) -> list[tuple[int, int]]:
-        """Rows of a frame at a time, so that scores stay small."""
-        height, width = self._shape.height, self._shape.width
-        rows = even_strip(height, max(1, self._runner.plan.backends.attention_rows(self._op, tokens) // width))
-        return [(top, min(top + rows, height)) for top in range(0, height, rows)]
-
     def _over(self, pages: list[Page], first: int) -> None:
         """Full attention over the pixels of these frames, which are the run's from `first` on."""
         runner, op = self._runner, self._op
         pixels = self._shape.height * self._shape.width
         tokens = pixels * len(pages)
         keys, values = self._memory(tokens)
-        bands = self._bands(tokens)
+        bands = runner.plan.backends.bands(self._run.index, len(self._pages))
         self._observer.mark("compute")
         for f, page in enumerate(pages):
             for top, stop in bands:
@@ -77,18 +70,18 @@ class ClipAttentionStep:
                 start = f * pixels + top * self._shape.width
                 keys[start : start + y.shape[0]] = F.linear(y, *self._k)
                 values[start : start + y.shape[0]] = F.linear(y, *self._v)
-        share = self._macs * len(pages) // len(self._pages) // (len(pages) * len(bands))
+        total = len(bands) * len(self._pages)
         for f, page in enumerate(pages):
             for i, (top, stop) in enumerate(bands):
                 n = (stop - top) * self._shape.width
-                done, total = f * len(bands) + i, len(bands) * len(pages)
+                done = (first + f) * len(bands) + i
                 self._observer.tile_started(done, total, (n, op.channels), dtype_name(self._dtype))
                 self._observer.mark("stage")
                 y = self._normalised(page, top, stop)
                 self._observer.mark("compute")
                 y = kernels.attend(F.linear(y, *self._q), keys, values, runner.plan.attention)
                 self._finish(first + f, page, F.linear(y, *self._proj), top, stop)
-                runner.context.progress.add(share)
+                runner.context.progress.add(self._macs // total)
 
     def _finish(self, o: int, page: Page, y: Tensor, top: int, stop: int) -> None:
         """Add the source and write rows [top, stop) of the o-th frame."""

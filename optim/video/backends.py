@@ -126,6 +126,24 @@ class Backends:
             slides=plan.slides,
         )  # fmt: skip
 
+    def bands(self, index: int, n: int) -> list[tuple[int, int]]:
+        """Rows [first, last) of a frame whose queries an attention takes at a time, so that scores stay small."""
+        op = self.program.ops[index]
+        assert isinstance(op, ClipAttention)
+        shape = self.layouts.frames[op.inputs[0]]
+        if op.scope == "past":
+            return [(0, shape.height)]
+        tokens = shape.height * shape.width * (n if op.scope == "clip" else 1)
+        rows = even_strip(shape.height, max(1, self.attention_rows(op, tokens) // shape.width))
+        return [(top, min(top + rows, shape.height)) for top in range(0, shape.height, rows)]
+
+    def n_tiles(self, index: int, n: int) -> int:
+        """Tiles of a run of `n` frames, as they are told."""
+        op = self.program.ops[index]
+        if isinstance(op, ClipConv):
+            return self.grid(index, n).n_tiles
+        return n * len(self.bands(index, n)) if isinstance(op, ClipAttention) else 1
+
     # -- costs
 
     def work_bytes(self, index: int, n: int) -> int:

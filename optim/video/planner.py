@@ -211,8 +211,7 @@ def _costs(program: Program, layouts: Layouts, backends: Backends, index: int, n
     source, output = layouts.frames[op.inputs[0]], layouts.frames[op.output]
     kt, per_conv = (op.kernel[0], op.frames_per_conv) if isinstance(op, ClipConv) else (1, 1)
     moved = (n + kt - 1) * source.nbytes + n * per_conv * output.nbytes * (2 if len(op.inputs) > 1 else 1)
-    tiles = backends.grid(index, n).n_tiles if isinstance(op, ClipConv) else 1
-    return moved, tiles, backends.scratch_bytes(index, n)
+    return moved, backends.n_tiles(index, n), backends.scratch_bytes(index, n)
 
 
 def _kept_bytes(layouts: Layouts, program: Program, index: int) -> int:

@@ -91,16 +91,13 @@ class ClipRunner:
         observer = self.context.observer
         for step in self.driver.steps():
             if isinstance(step, Feed):
-                observer.chunk_started(step.chunk, step.n_chunks)
                 self._feed(step)
                 continue
             if isinstance(step, Keep):
                 self._keep(step)
                 continue
             op = self.program.ops[step.index]
-            n_tiles = 1
-            if isinstance(op, ClipConv):
-                n_tiles = self.plan.backends.grid(step.index, step.stop - step.start).n_tiles
+            n_tiles = self.plan.backends.n_tiles(step.index, step.stop - step.start)
             observer.op_started(step.index, n_ops, op.name, n_tiles)
             self._run_op(step)
             observer.op_done(self._report(step, n_tiles))
@@ -111,9 +108,10 @@ class ClipRunner:
 
     def _feed(self, step: Feed) -> None:
         observer, shape, size = self.context.observer, self.plan.layouts.frames[0], self.plan.chunk_lat
-        pages = iter(step.pages)
+        pages, n_chunks = iter(step.pages), self.plan.summary.n_chunks
         # a feed holds several chunks where norms read the latent and need all of it from the start
         for chunk in range(step.start // size, -(-step.stop // size)):
+            observer.chunk_started(self._clip * n_chunks + chunk, self.plan.latent_shape[0] * n_chunks)
             observer.mark("transfer")
             frames = self._next_latent(chunk)
             observer.mark("stage")
