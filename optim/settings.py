@@ -10,6 +10,7 @@ from .errors import SettingsError
 Method = Literal["auto", "exact", "blended", "stock"]
 PrecisionMode = Literal["auto", "fp32", "bf16", "fp16", "mixed"]
 Strategy = Literal["auto", "strips", "tiles"]
+KernelBackend = Literal["auto", "torch", "winograd", "shifted_gemm", "conv2d_sum", "kitchen"]
 
 KEEP_BYTES = 256 << 20
 """Default bytes that stay in the pool after a decode."""
@@ -52,6 +53,10 @@ class DecodeSettings:
     they need. At least a lead-in of one latent frame is shared, and at most half a chunk."""
     chunk_lat: int = 0
     """Latent frames per chunk of an exact video decode, 0 = by `chunk_frames`."""
+    kernel_backend: KernelBackend = "auto"
+    """What convolutions run on wherever it takes them; all else runs on the device's default, as with `auto`."""
+    fp16_accumulation: bool = False
+    """Allow kernels that add up products in float16, which loses digits (`kitchen` does)."""
 
     def __post_init__(self) -> None:
         """Check every field against its type and range."""
