@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -110,19 +111,19 @@ class PackedWeights:
     def folded(
         self,
         key: str,
-        weight: Tensor,
+        part: Callable[[], Tensor],
         dtype: torch.dtype,
         device: torch.device,
         *,
         keep: bool,
         observer: DecodeObserver,
     ) -> Tensor:
-        """`fold_nearest` of a part of a weight [K, C, 3, 3], kept under `key`."""
+        """`fold_nearest` of a float32 part of a weight [K, C, 3, 3], kept under `key`; read only where it is new."""
         found = self._kept_as(_Key(key, dtype, device, "folded"), keep, observer)
         if found is not None:
             return found
         with torch.inference_mode(False), torch.no_grad():
-            made = fold_nearest(weight.float().clone()).to(dtype).contiguous(memory_format=torch.channels_last)
+            made = fold_nearest(part().clone()).to(dtype).contiguous(memory_format=torch.channels_last)
         return self._keep(_Key(key, dtype, device, "folded"), made, keep, observer)
 
     def _kept_as(self, key: _Key, keep: bool, observer: DecodeObserver) -> Tensor | None:

@@ -14,9 +14,9 @@ from ..packing import DTYPES
 from ..store import interleave
 from ..tiling import Tile
 from .backends import CONV_3D, WINOGRAD
-from .layout import FrameShape
+from .layout import FrameShape, stored_border
 from .ops import ClipConv
-from .stage import activate_, fill_border, stage_frame
+from .stage import activate_, fill_border, in_columns, stage_frame
 from .steps import Page, Run
 from .unpack import first_alone, skip_frame, unpack
 
@@ -92,7 +92,7 @@ class ClipConvStep:
                 norm = runner.normaliser(run.index, source.frame)
                 stage_frame(x, runner.inner(target, self._source), norm, op.act, source.frame, runner.plan.workers)
             if op.halo:
-                fill_border(page, self._source.halo, op.border)
+                fill_border(page, self._source.halo, stored_border(op))
 
     def _window(self, page: Page, tile: Tile) -> Tensor:
         """[C, h + 2 halo, w + 2 halo] of a staged frame."""
@@ -182,7 +182,7 @@ class ClipConvStep:
             if page is None:
                 window[slot].zero_()
             elif self._mode == "tiles":
-                norm = runner.normaliser(run.index, page.frame)
+                norm = in_columns(runner.normaliser(run.index, page.frame), tile.cols)
                 stage_frame(
                     self._window(page, tile), window[slot], norm, op.act, page.frame, runner.plan.workers,
                     tile.rows.start,

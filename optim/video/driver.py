@@ -159,9 +159,7 @@ class Driver:
         v = op.inputs[1]
         if op.skip.upsampled:
             return upsampled_source(op.upsample_time, out + self._dropped[index], self.counts[v])
-        if op.skip.unpack is None:
-            return out
-        t = op.skip.unpack.t
+        t = 1 if op.skip.unpack is None else op.skip.unpack.t
         lead = t * self.counts[v] - self.counts[op.output]
         return (out + lead) // t
 
@@ -305,10 +303,10 @@ class Driver:
             skips = [self._pages[op.inputs[0]][o] for o in range(first, stop)]
         if op.output == self._program.output:
             return (), tuple(skips), (False,) * (stop - first)
-        outs, over = [], []
+        # all of a run or none, as a kernel adds to all of its output or writes it
+        taken = bool(skips) and all(self._may_take(index, op, o) for o in range(first, stop))
+        outs = []
         for o in range(first, stop):
-            taken = bool(skips) and self._may_take(index, op, o)
-            over.append(taken)
             if taken:
                 v = op.inputs[-1]
                 page = self._pages[v].pop(o)
@@ -316,21 +314,21 @@ class Driver:
                 outs.append(page)
             else:
                 outs.append(self._new_page(op.output, o))
-        return tuple(outs), tuple(skips), tuple(over)
+        return tuple(outs), tuple(skips), (taken,) * (stop - first)
 
     def _may_take(self, index: int, op: Op, frame: int) -> bool:
         """May output frame `frame` overwrite the same frame of the value it adds?"""
         v = op.inputs[-1]
         if not self._over_skips or v == 0 or self._layouts.frames[v] != self._layouts.frames[op.output]:
             return False
-        if self._pages[v][frame].kept:
-            return False
         if isinstance(op, ClipConv):
             skip = op.skip
             if skip is None or skip.upsampled or skip.unpack is not None or skip.repeat != 1 or op.upsample != 1:
                 return False
-            if op.unpack is not None or op.inputs[0] == v:
+            if op.unpack is not None or op.inputs[0] == v or self._skip_frame(index, frame) != frame:
                 return False
+        if self._pages[v][frame].kept:
+            return False
         others = [self._lowest_of(i, v) for i in self._readers[v] if i != index]
         return all(lowest > frame for lowest in others)
 

@@ -77,6 +77,11 @@ def reads_neighbours(op: ClipConv) -> bool:
     return op.halo > 0 or op.kernel[0] > 1
 
 
+def stored_border(op: ClipConv) -> Border:
+    """What lies around the source's frames: beyond an upsampled edge, the reflection of one pixel repeats it."""
+    return "replicate" if op.border == "reflect" and op.upsample == 2 else op.border
+
+
 def make_layouts(program: Program, latent: tuple[int, int], dtypes: DtypePlan) -> Layouts:
     """Layouts for latents of that height and width."""
     readers = readers_of(program)
@@ -90,7 +95,7 @@ def make_layouts(program: Program, latent: tuple[int, int], dtypes: DtypePlan) -
         v = op.inputs[0]
         modes[i] = _mode(op, len(readers[v]), stored[v] == dtypes.of(op.name))
         if modes[i] in ("frames", "in_place") and op.halo:
-            if borders.setdefault(v, op.border) != op.border:
+            if borders.setdefault(v, stored_border(op)) != stored_border(op):
                 modes[i] = "copies"
             else:
                 halos[v] = max(halos[v], op.halo)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import NonFiniteError
 from ..events import DecodeObserver, Fallback, OpReport
 from ..executor import Progress, RestartDecode
+from ..heap import trim_heap
 from ..kernels import torch_kernels as kernels
 from ..moments import Moments, tile_moments
 from ..packing import DTYPES, PackedWeights
@@ -87,7 +88,7 @@ class ClipRunner:
 
     def run(self) -> None:
         """Run every step. RestartDecode, NonFiniteError, or whatever the observer raises."""
-        n_ops = len(self.program.ops)
+        n_ops, level = len(self.program.ops), None
         observer = self.context.observer
         for step in self.driver.steps():
             if isinstance(step, Feed):
@@ -97,6 +98,9 @@ class ClipRunner:
                 self._keep(step)
                 continue
             op = self.program.ops[step.index]
+            before, level = level, self.program.values[op.output].scale
+            if level != before and self.context.device.type == "cpu":
+                trim_heap()  # results had other sizes until now, and their freed memory fits nothing that follows
             n_tiles = self.plan.backends.n_tiles(step.index, step.stop - step.start)
             observer.op_started(step.index, n_ops, op.name, n_tiles)
             self._run_op(step)

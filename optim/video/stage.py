@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 
+from ..tiling import Span
 from ..workers import run_tasks
 from .ops import Border, ClipActivation
 
@@ -32,6 +33,19 @@ class Normaliser:
     """[C, 1, 1] float32."""
     shift: Tensor | None = None
     latent: LatentRows | None = None
+
+
+def in_columns(norm: Normaliser, cols: Span) -> Normaliser:
+    """The same for these columns of every row alone."""
+    if norm.latent is None:
+        return norm
+    of_rows = norm.latent
+
+    def rows(top: int, stop: int, frame: int) -> tuple[Tensor, Tensor]:
+        scale, shift = of_rows(top, stop, frame)
+        return scale[:, :, cols.start : cols.stop], shift[:, :, cols.start : cols.stop]
+
+    return replace(norm, latent=rows)
 
 
 def activate_(x: Tensor, act: ClipActivation) -> Tensor:

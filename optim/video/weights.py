@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name)
@@ -36,25 +37,23 @@ class ClipWeights:
 
     def kernel(self, op: ClipConv, dtype: torch.dtype) -> Tensor:
         """[K, C, kt, kh, kw]; shares memory with the stored weight where the dtype is its own."""
-        w = self._packed.plain(op.weight, dtype, self._device, keep=self._keep, observer=self._observer)
-        if op.form == "conv2d":
-            return w[:, :, None]
-        if op.form == "linear":
-            return w[:, :, None, None, None]
-        if op.form == "past":
-            c = w.shape[1] // 2
-            return torch.stack((w[:, c:], w[:, :c]), 2)
-        return w
+        weight = self._packed.plain(op.weight, dtype, self._device, keep=self._keep, observer=self._observer)
+        return _as_kernel(op, weight)
 
     def folded(self, op: ClipConv, dtype: torch.dtype) -> list[Tensor]:
         """For each tap [4 K, C, 2, 2]: nearest-2x upsampling and the 3x3 kernel in one."""
-        kernel = self.kernel(op, torch.float32)
         return [
             self._packed.folded(
-                f"{op.weight}[{k}]", kernel[:, :, k], dtype, self._device, keep=self._keep, observer=self._observer
+                f"{op.weight}[{k}]", partial(self._tap, op, k), dtype, self._device, keep=self._keep,
+                observer=self._observer,
             )
             for k in range(op.kernel[0])
-        ]
+        ]  # fmt: skip
+
+    def _tap(self, op: ClipConv, k: int) -> Tensor:
+        """One tap [K, C, kh, kw] in float32, which is not kept."""
+        weight = self._packed.plain(op.weight, torch.float32, self._device, keep=False, observer=self._observer)
+        return _as_kernel(op, weight)[:, :, k]
 
     def projections(self, op: ClipAttention, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:
         """(weight, bias) of q, k, v and the output projection."""
@@ -93,3 +92,15 @@ class ClipWeights:
         embedding = F.linear(F.silu(hidden), *self.linear(m.second, torch.float32))
         rows = self.vector(m.table) + embedding.view(-1, channels)
         return rows[m.scale_row], rows[m.shift_row]
+
+
+def _as_kernel(op: ClipConv, weight: Tensor) -> Tensor:
+    """A stored weight as [K, C, kt, kh, kw]."""
+    if op.form == "conv2d":
+        return weight[:, :, None]
+    if op.form == "linear":
+        return weight[:, :, None, None, None]
+    if op.form == "past":
+        c = weight.shape[1] // 2
+        return torch.stack((weight[:, c:], weight[:, :c]), 2)
+    return weight
