@@ -109,7 +109,7 @@ class Decoders:
         changed = why_not_plain(model, borders_of(program))
         if changed is not None:
             return Opened(decoder=None, reason=f"{opaque.name} was changed: {changed}")
-        contradiction = contradiction_of(program, opaque)
+        contradiction = contradiction_of(program, opaque) or built_otherwise(program, model)
         if contradiction is not None:
             return Opened(decoder=None, reason=contradiction)
         return Opened(decoder=decoder, reason=f"its weights are those of a {program.family} decoder")
@@ -129,6 +129,8 @@ def contradiction_of(program: Program, opaque: OpaqueDecoder) -> str | None:
             f"its weights make x{program.scale[1]} pictures of {program.out_channels} channels, "
             f"but the VAE says x{opaque.scale} and {opaque.output_channels}"
         )
+    if opaque.latent_channels not in (None, program.latent_channels):  # HunyuanImage's refiner in older ComfyUI
+        return f"its weights take {program.latent_channels} channels, but the VAE says {opaque.latent_channels}"
     if not is_video(program):
         return None if opaque.latent_dim == 2 else f"its weights make pictures, but {opaque.name} decodes videos"
     if (opaque.latent_dim == 2) != (program.family in BATCH_IS_TIME):
@@ -140,3 +142,17 @@ def contradiction_of(program: Program, opaque: OpaqueDecoder) -> str | None:
         if frames != promised:
             return f"its weights make {frames} frames of {n}, but the VAE says {promised}"
     return None
+
+
+def built_otherwise(program: Program, model: Any) -> str | None:
+    """What an LTX-Video model does otherwise than its program, in words; None where nothing is known to be.
+
+    Its config says whether it is causal, and hosts that keep no config (see `hints_of`) still build it so.
+    """
+    causal = getattr(getattr(model, "decoder", None), "causal", None)
+    if program.family != "ltx" or not isinstance(causal, bool):
+        return None
+    taken = not any(isinstance(op, ClipConv) and op.back for op in program.ops)
+    if causal == taken:
+        return None
+    return f"it was built {'causal' if causal else 'to look ahead'} in time, which this version does not tell of a VAE"

@@ -65,13 +65,23 @@ def why_not_plain(model: Any, borders: Mapping[str, str] = MappingProxyType({}))
     for name, layer in model.named_modules():
         if any(part in ("encoder", "taesd_encoder") for part in name.split(".")):
             continue
-        if getattr(layer, "padding_mode", "zeros") not in ("zeros", borders.get(name)):
-            return f"{name} pads its borders by {layer.padding_mode}"
+        mode, border = getattr(layer, "padding_mode", "zeros"), borders.get(name, "zeros")
+        # a layer that pads nothing itself has its border put on before
+        if mode != border and (mode != "zeros" or _pads(layer)):
+            return f"{name} pads its borders by {mode}"
         if replaced := {"forward", "_conv_forward", "decode"} & set(vars(layer)):
             return f"{name or 'the model'} has its {replaced.pop()} replaced"
         if layer._forward_hooks or layer._forward_pre_hooks:
             return f"{name or 'the model'} has hooks"
     return None
+
+
+def _pads(layer: nn.Module) -> bool:
+    """True for a convolution that widens its pictures itself."""
+    padding = getattr(layer, "padding", 0)
+    if isinstance(padding, str):
+        return padding == "same"
+    return any(padding) if isinstance(padding, tuple) else bool(padding)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

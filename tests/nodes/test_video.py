@@ -136,6 +136,7 @@ CONTRADICTIONS = [
     ({"out": 4}, "but the VAE says x8 and 4"),
     ({"t_ratio": 8}, "its weights make 9 frames of 3, but the VAE says 17"),
     ({"dim": 2}, "its weights make videos, but ClipModel decodes pictures"),
+    ({"channels": 32}, "its weights take 16 channels, but the VAE says 32"),
 ]
 
 
@@ -176,6 +177,24 @@ def test_the_familys_own_border_is_no_change() -> None:
     wan = clip_vae()
     wan.first_stage_model.decoder.conv1.padding_mode = "reflect"
     assert "pads its borders by reflect" in new_session().decoders.of(wan).reason
+
+
+def test_a_border_of_zeros_where_the_family_has_another_is_a_change() -> None:
+    vae = clip_vae("ltx_plain", attributes=CONFIG)
+    conv = vae.first_stage_model.decoder.conv_in.conv
+    conv.padding_mode, conv.padding = "zeros", (0, 0, 0)  # the host puts the border on before
+    assert new_session().decoders.of(vae).decoder is not None
+    conv.padding = (0, 1, 1)
+    assert "decoder.conv_in.conv pads its borders by zeros" in new_session().decoders.of(vae).reason
+
+
+@pytest.mark.parametrize(("name", "causal"), [("ltx_plain", False), ("ltx_causal", True)])
+def test_a_model_that_was_built_for_another_order_in_time_is_not_decoded_exactly(name: str, causal: bool) -> None:
+    vae = clip_vae(name, attributes={"config": json.loads(golden(name).metadata["config"])})
+    vae.first_stage_model.decoder.causal = causal
+    assert new_session().decoders.of(vae).decoder is not None
+    vae.first_stage_model.decoder.causal = not causal
+    assert "in time" in new_session().decoders.of(vae).reason
 
 
 def test_sound_beside_a_video_is_left_aside() -> None:
