@@ -179,10 +179,10 @@ class Engine:
             settings.precision_mode, program, native, profile, edge, self.widened, decoder.content_hash
         )
         # free memory changes from decode to decode: a plan is good for any budget it fits
-        key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, decoder.stored_dtype)
+        key = (program, shape, settings, profile.at_any_time(), decision.dtypes, decoder.stored_dtype)
         with self._lock:
             plan = self._plans.get(key) if settings.advanced_caching else None
-        if plan is not None and profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+        if plan is not None and not profile.fits(plan.predicted):
             plan = None
         observer.cache_lookup("plan", plan is not None)
         if plan is None:
@@ -195,8 +195,8 @@ class Engine:
                     self._plans[key] = plan
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
-        summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize)
-        return (plan if summary is plan.summary else replace(plan, summary=summary)), decision
+        summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize, profile)
+        return replace(plan, summary=summary), decision
 
     # -- running
 

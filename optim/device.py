@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
 
 import torch
 
-from .workers import worker_count
-
-Kind = Literal["cpu", "cuda", "hip", "other"]
+from .budget import budget_of
+from .device_defaults import AttentionKernel, Convolution, Convolution3d, Layout, Reasons, Strategy, defaults_for
+from .device_readers import Kind, Readings, Versions, read_device, read_host_pool
+from .events import Choice, PeakPrediction
+from .gfx import Family, family_of, is_apu, parse_gfx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,101 +26,97 @@ class DeviceProfile:
     """True where the device shares the host's memory (CPU, APU)."""
     budget_bytes: int | None
     """Bytes a decode may take; None = unknown, plan for the least."""
-    strategy: Literal["strips", "tiles"]
+    strategy: Strategy
     """Default plan: strips where a new shape costs nothing, tiles where it costs a kernel search."""
-    layout: Literal["channels_last", "contiguous"]
+    layout: Layout
     batch_cap: int
     """Most pictures per pass."""
     pass_pixels: int
     """Picture pixels that one pass may hold before batching stops paying."""
     tile_bytes: int
     """Bytes of the widest map of one tile: bounds staging and kernel results."""
-    attention: Literal["sdpa", "matmul"]
-    convolution: Literal["direct", "winograd"] = "direct"
+    attention: AttentionKernel
+    convolution: Convolution = "direct"
     """Algorithm of float32 3x3 convolutions: the framework's own, or Winograd's out of matrix products."""
-    convolution3d: Literal["conv2d_sum", "conv3d"] = "conv2d_sum"
+    convolution3d: Convolution3d = "conv2d_sum"
     """3-D kernels: one 2-D convolution for each tap on shifted frames, added up, or the framework's own 3-D one."""
     workers: int = 1
     """Threads that share Winograd's blocks (workers.py)."""
+    unfolds: bool = False
+    """The framework's convolution may copy its input once per tap."""
+    gfx: str | None = None
+    """Base name of an AMD chip ("gfx1151"); None elsewhere and where it is not told."""
+    family: Family = "other"
+    compute_units: int | None = None
+    versions: Versions | None = None
+    budget_reason: str = ""
+    """Names the reading that sets the budget, or why there is none."""
+    invalid_readings: tuple[str, ...] = ()
+    """Readings that cannot be true and were not used."""
+    reasons: Reasons = Reasons()  # noqa: RUF009 (frozen)
+    """Why each default is what it is."""
+
+    def at_any_time(self) -> DeviceProfile:
+        """The profile without what changes from decode to decode: its budget."""
+        return replace(self, budget_bytes=None, budget_reason="", invalid_readings=())
+
+    def needed_bytes(self, peak: PeakPrediction) -> int:
+        """Bytes of the budget that a peak takes: the picture lies in the host's memory, which a card has no part in."""
+        return peak.total if self.unified_memory else peak.total - peak.output
+
+    def fits(self, peak: PeakPrediction) -> bool:
+        """True where the peak is within the budget, or the budget unknown."""
+        return self.budget_bytes is None or self.needed_bytes(peak) <= self.budget_bytes
+
+    @property
+    def memory_choice(self) -> Choice:
+        """The budget as a line of a plan: how much, why, and which readings were refused."""
+        value = "unknown" if self.budget_bytes is None else f"{self.budget_bytes / 2**30:.2f} GiB"
+        refused = "".join(f"; refused: {text}" for text in self.invalid_readings)
+        return Choice(name="memory", value=value, reason=f"{self.budget_reason or 'given'}{refused}")
 
 
 def describe_device(device: torch.device | str = "cpu") -> DeviceProfile:
-    """The profile of a torch device. Reads version strings only; no allocation, no kernel."""
-    dev = torch.device(device)
-    if dev.type == "cpu":
-        return DeviceProfile(
-            kind="cpu",
-            name="cpu",
-            native_dtypes=_cpu_dtypes(),
-            unified_memory=True,
-            budget_bytes=available_host_bytes(),
-            strategy="strips",
-            layout="channels_last",
-            batch_cap=16,
-            pass_pixels=512 * 512,
-            tile_bytes=16 << 20,
-            attention="sdpa",
-            convolution="winograd",
-            workers=worker_count(),
-        )
-    hip = dev.type == "cuda" and torch.version.hip is not None
-    kind: Kind = "hip" if hip else "cuda" if dev.type == "cuda" else "other"
+    """The profile of a torch device now. Reads what the system tells; no allocation, no kernel."""
+    return profile_from(read_device(torch.device(device)))
+
+
+def profile_from(readings: Readings) -> DeviceProfile:
+    """The profile that follows from readings: a pure function."""
+    hip = readings.kind == "hip"
+    gfx = (parse_gfx(readings.arch) or readings.driver_gfx) if hip else None
+    kinds: dict[str, Family] = {"cpu": "cpu", "cuda": "cuda"}
+    family = kinds.get(readings.kind) or family_of(gfx)
+    unified = readings.kind == "cpu" or is_apu(gfx) or bool(readings.integrated)
+    row = defaults_for(family, hip=hip, apu=unified, capability=readings.capability)
+    budget = budget_of(readings, unified=unified)
     return DeviceProfile(
-        kind=kind,
-        name=str(dev),
-        native_dtypes=("float16", "bfloat16"),
-        unified_memory=False,
-        budget_bytes=None,
-        strategy="tiles",
-        layout="contiguous" if hip else "channels_last",
-        batch_cap=8 if hip else 16,
-        pass_pixels=1024 * 1024,
-        tile_bytes=64 << 20,
-        attention="matmul" if hip else "sdpa",
+        kind=readings.kind,
+        name=readings.name,
+        native_dtypes=readings.native_dtypes or row.native_dtypes,
+        unified_memory=unified,
+        budget_bytes=budget.nbytes,
+        strategy=row.strategy,
+        layout=row.layout,
+        batch_cap=row.batch_cap,
+        pass_pixels=row.pass_pixels,
+        tile_bytes=row.tile_bytes,
+        attention=row.attention,
+        convolution=row.convolution,
+        convolution3d=row.convolution3d,
+        workers=readings.workers,
+        unfolds=row.unfolds,
+        gfx=gfx,
+        family=family,
+        compute_units=readings.compute_units,
+        versions=readings.versions,
+        budget_reason=budget.reason,
+        invalid_readings=budget.invalid,
+        reasons=row.reasons,
     )
 
 
-def _cpu_dtypes() -> tuple[str, ...]:
-    """bf16 where the CPU multiplies it natively (AVX512-BF16 or AMX); fp16 convolution is emulated on all we know."""
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    native = any(getattr(torch.cpu, name, lambda: False)() for name in checks)
-    return ("bfloat16", "float32") if native else ("float32",)
-
-
 def available_host_bytes() -> int | None:
-    """MemAvailable of the host, or None where it cannot be read. Source: /proc/meminfo."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            for line in f:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
-
-
-class SideStream:
-    """A second queue of a GPU for copies; does nothing on devices without one."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Create the stream on a CUDA or HIP device."""
-        streams: Any = torch.cuda
-        self._stream = streams.Stream(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Work queued in the block goes to the side stream."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def is_done(self) -> bool:
-        """True where nothing is under way."""
-        return self._stream is None or bool(self._stream.query())
-
-    def join(self) -> None:
-        """Make the current stream wait for what was queued here."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    """Memory the system can still give, or None where it cannot be read. Source: /proc/meminfo, or Windows."""
+    pool = read_host_pool()
+    return None if pool is None else pool.free_bytes

@@ -32,7 +32,7 @@ from .pool import slab_bytes
 from .precision import DtypeDecision
 from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
 from .settings import DecodeSettings
-from .summary import conv_shapes_of, convolution_choice, summarise
+from .summary import conv_shapes_of, convolution_choice, device_choices, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
 BASE_TILE_LAT = 32
@@ -58,17 +58,18 @@ def make_plan(
     """
     plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
     for _ in range(SMALLER_TILES):
-        if profile.budget_bytes is None or plan.predicted.total <= profile.budget_bytes:
+        if profile.fits(plan.predicted):
             return plan
         profile = replace(profile, tile_bytes=profile.tile_bytes // 4)
         plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
-    if profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+    if profile.budget_bytes is not None and not profile.fits(plan.predicted):
         batch, _, height, width = latent_shape
+        needed = profile.needed_bytes(plan.predicted)
         raise PlanError(
-            f"decoding {batch} latents of {width}x{height} takes {plan.predicted.total >> 20} MiB"
-            f" but {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision"
+            f"decoding {batch} latents of {width}x{height} takes {needed >> 20} MiB"
+            f" but {profile.budget_bytes >> 20} MiB are free{_limit(profile)}; free memory, choose a narrower precision"
             " or decode a smaller picture",
-            need_bytes=plan.predicted.total,
+            need_bytes=needed,
             free_bytes=profile.budget_bytes,
         )
     return plan
@@ -101,19 +102,9 @@ def _plan_with(
         output=out_bytes,
     )
     choices = (
-        Choice(
-            name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else f"default on {profile.kind}"
-        ),
-        Choice(
-            name="layout",
-            value=layout,
-            reason=f"default on {profile.kind}"
-            if settings.tensor_layout_optimization
-            else "layout optimisation is off",
-        ),
+        *device_choices(settings, profile, strategy, layout),
         decision.choice,
         batch_choice,
-        Choice(name="attention", value=profile.attention, reason=f"default on {profile.kind}"),
         convolution_choice(passes[0].steps, profile),
     )
     shapes = conv_shapes_of(by_size.values(), layout)
@@ -135,6 +126,11 @@ def _plan_with(
     )
 
 
+def _limit(profile: DeviceProfile) -> str:
+    """The reading that set the budget, in brackets; nothing where it was given."""
+    return f" ({profile.budget_reason})" if profile.budget_reason else ""
+
+
 def latent_buffer_bytes(program: Program, n_images: int, latent: Size, dtype: str) -> int:
     """Bytes of one pass's latents in the pool."""
     return align(n_images * program.latent_channels * math.prod(latent) * ITEMSIZE[dtype])
@@ -154,7 +150,10 @@ def _images_per_pass(
         return 1, Choice(name="images_per_pass", value="1", reason=why)
     pixels = size[0] * size[1] * math.prod(program.scale)
     n = max(1, min(batch, profile.batch_cap, profile.pass_pixels // pixels))
-    reason = f"at most {profile.batch_cap} pictures and {profile.pass_pixels} pixels per pass on {profile.kind}"
+    reason = (
+        f"default: at most {profile.batch_cap} pictures ({profile.reasons.batch_cap})"
+        f" and {profile.pass_pixels} pixels per pass ({profile.reasons.pass_pixels})"
+    )
     while n > 1 and profile.budget_bytes is not None and maker.make(n).arena.nbytes > profile.budget_bytes // 2:
         n, reason = n - 1, "limited by free memory"
     return n, Choice(name="images_per_pass", value=str(n), reason=reason)

@@ -88,15 +88,17 @@ def _resolve(
     if mode == "mixed":
         return native, narrow, f"asked for; {profile.name} multiplies {fast} natively"
     if ITEMSIZE[fast] == ITEMSIZE["float32"]:
-        return native, native, f"{profile.name} has no faster dtype than the loaded one"
+        return native, native, f"default: {profile.name} has no faster dtype than the loaded one"
     if edge <= MEDIUM_PX:
-        return native, native, f"a picture of up to {MEDIUM_PX} px keeps the loaded dtype"
+        return native, native, f"default: a picture of up to {MEDIUM_PX} px keeps the loaded dtype"
     if edge < LARGE_PX:
         return (
             native,
             narrow,
-            f"a picture between {MEDIUM_PX} and {LARGE_PX} px keeps the loaded dtype between convolutions",
+            f"default: a picture between {MEDIUM_PX} and {LARGE_PX} px keeps the loaded dtype between convolutions;"
+            f" {profile.reasons.precision}",
         )
     both = [d for d in profile.native_dtypes if d in allowed and ITEMSIZE[d] <= ITEMSIZE[native]]
     used = both[0] if both and ITEMSIZE[both[0]] < ITEMSIZE[native] else native
-    return used, used, f"a picture of {LARGE_PX} px or more takes the narrowest dtype that decoder and device allow"
+    why = f"a picture of {LARGE_PX} px or more takes the narrowest dtype that decoder and device allow"
+    return used, used, f"default: {why}; {profile.reasons.precision}"

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from .device import SideStream
+from .accelerator import SideStream
 from .events import DecodeObserver
 
 

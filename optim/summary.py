@@ -10,6 +10,7 @@ from .device import DeviceProfile
 from .events import Choice, ConvShape, PeakPrediction, PlanSummary
 from .plan import Layout, OpPlan, PassPlan, is_conv3
 from .program import Conv, Program
+from .settings import DecodeSettings
 
 
 def conv_shapes_of(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape, ...]:
@@ -28,8 +29,28 @@ def convolution_choice(steps: Iterable[OpPlan], profile: DeviceProfile) -> Choic
     """How many of the 3x3 convolutions run by which algorithm."""
     backends = [step.backend for step in steps if is_conv3(step.op)]
     counts = ", ".join(f"{name} {backends.count(name)}" for name in sorted(set(backends)))
-    why = "float32 products save arithmetic" if "winograd" in backends else "no algorithm of ours is faster here"
-    return Choice(name="convolutions", value=counts or "none", reason=f"{why} on {profile.kind}")
+    why = "no algorithm of ours takes these" if profile.convolution == "winograd" else profile.reasons.convolution
+    if "winograd" in backends:
+        why = profile.reasons.convolution
+    return Choice(name="convolutions", value=counts or "none", reason=f"default: {why}")
+
+
+def device_choices(
+    settings: DecodeSettings, profile: DeviceProfile, strategy: str, layout: str
+) -> tuple[Choice, ...]:
+    """What follows from the device unless it is asked for otherwise: kind of plan, tile, layout, attention."""
+    why = profile.reasons
+    asked = settings.plan != "auto"
+    laid = settings.tensor_layout_optimization
+    return (
+        Choice(name="plan", value=strategy, reason="asked for" if asked else f"default: {why.strategy}"),
+        Choice(
+            name="tile_bytes", value=f"{profile.tile_bytes >> 20} MiB",
+            reason=f"default: {why.tile_bytes}",
+        ),
+        Choice(name="layout", value=layout, reason=f"default: {why.layout}" if laid else "layout optimisation is off"),
+        Choice(name="attention", value=profile.attention, reason=f"default: {why.attention}"),
+    )  # fmt: skip
 
 
 def summarise(
@@ -61,13 +82,16 @@ def summarise(
     )
 
 
-def with_resident(summary: PlanSummary, packed_bytes: int, out_itemsize: int) -> PlanSummary:
-    """The summary with what is packed already taken off the prediction, and the picture in its own dtype."""
+def with_resident(
+    summary: PlanSummary, packed_bytes: int, out_itemsize: int, profile: DeviceProfile
+) -> PlanSummary:
+    """The summary with what is packed already taken off the prediction, the picture in its own dtype, and the memory
+    there is now: a plan may be older than that."""
     predicted = summary.predicted
     now = replace(
         predicted, packed=max(0, predicted.packed - packed_bytes), output=predicted.output // 4 * out_itemsize
     )
-    return summary if now == predicted else replace(summary, predicted=now)
+    return replace(summary, predicted=now, choices=(*summary.choices, profile.memory_choice))
 
 
 def _kernel_scale(program: Program, step: OpPlan) -> int:

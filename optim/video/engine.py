@@ -65,10 +65,10 @@ class ClipEngine:
         decision = choose_dtypes(
             settings.precision_mode, program, native, profile, edge, self._widened, decoder.content_hash
         )
-        key = (program, shape, settings, replace(profile, budget_bytes=None), decision.dtypes, decoder.stored_dtype)
+        key = (program, shape, settings, profile.at_any_time(), decision.dtypes, decoder.stored_dtype)
         with self._lock:
             plan = self._plans.get(key) if settings.advanced_caching else None
-        if plan is not None and profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+        if plan is not None and not profile.fits(plan.predicted):
             plan = None
         observer.cache_lookup("plan", plan is not None)
         if plan is None:
@@ -78,8 +78,8 @@ class ClipEngine:
                     self._plans[key] = plan
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
-        summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize)
-        return (plan if summary is plan.summary else replace(plan, summary=summary)), decision
+        summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize, profile)
+        return replace(plan, summary=summary), decision
 
     # -- running
 

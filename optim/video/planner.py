@@ -14,6 +14,7 @@ from ..pool import slab_bytes
 from ..precision import DtypeDecision
 from ..program import Op, Program
 from ..settings import DecodeSettings
+from ..summary import device_choices
 from .backends import WINOGRAD, Backends
 from .driver import Driver
 from .frames import boundaries, output_frames
@@ -45,17 +46,18 @@ def make_clip_plan(
     tile_bytes, chunk, least = profile.tile_bytes, wanted, PAIR
     plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
     for _ in range(SMALLER_STEPS):
-        if profile.budget_bytes is None or plan.predicted.total <= profile.budget_bytes:
+        if profile.fits(plan.predicted):
             return plan
         tile_bytes, chunk, least = max(1, tile_bytes // 4), max(1, chunk // 2), 1
         plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
-    if profile.budget_bytes is not None and plan.predicted.total > profile.budget_bytes:
+    if profile.budget_bytes is not None and not profile.fits(plan.predicted):
         b, _, t, h, w = latent_shape
+        needed = profile.needed_bytes(plan.predicted)
         raise PlanError(
-            f"decoding {b} clips of {t} latent frames of {w}x{h} takes {plan.predicted.total >> 20} MiB but"
+            f"decoding {b} clips of {t} latent frames of {w}x{h} takes {needed >> 20} MiB but"
             f" {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision or decode a"
             f" smaller or shorter clip",
-            need_bytes=plan.predicted.total,
+            need_bytes=needed,
             free_bytes=profile.budget_bytes,
         )
     return plan
@@ -271,18 +273,16 @@ def _tile_grid(program: Program, backends: Backends) -> tuple[int, int]:
 def _choices(
     settings: DecodeSettings, profile: DeviceProfile, decision: DtypeDecision, strategy: str, layout: str, b: Backends
 ) -> tuple[Choice, ...]:
-    default = f"default on {profile.kind}"
     counts = [plan.backend for plan in b.plans.values()]
     kernels = ", ".join(f"{name} {counts.count(name)}" for name in sorted(set(counts)))
     return (
-        Choice(name="plan", value=strategy, reason="asked for" if settings.plan != "auto" else default),
-        Choice(
-            name="layout", value=layout,
-            reason=default if settings.tensor_layout_optimization else "layout optimisation is off",
-        ),
+        *device_choices(settings, profile, strategy, layout),
         decision.choice,
-        Choice(name="attention", value=profile.attention, reason=default),
-        Choice(name="convolutions", value=kernels, reason=f"{default}; 3-D kernels run as {profile.convolution3d}"),
+        Choice(
+            name="convolutions", value=kernels,
+            reason=f"default: {profile.reasons.convolution}; 3-D kernels run as {profile.convolution3d}, as"
+            f" {profile.reasons.convolution3d}",
+        ),
     )  # fmt: skip
 
 

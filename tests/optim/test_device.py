@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from halo_vae.optim.device import SideStream, available_host_bytes, describe_device
+from halo_vae.optim.accelerator import SideStream
+from halo_vae.optim.device import available_host_bytes, describe_device
 
 
 def test_the_cpu() -> None:
@@ -71,7 +72,7 @@ def read_as(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("MemTotal: 9 kB\nMemAvailable:    2048 kB\nX: 1\n", 2 << 20),
+        ("MemTotal: 9000 kB\nMemAvailable:    2048 kB\nX: 1\n", 2 << 20),
         ("MemTotal: 9 kB\n", None),
         ("MemAvailable: much\n", None),
         ("MemAvailable:\n", None),

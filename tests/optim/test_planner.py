@@ -14,7 +14,7 @@ from halo_vae.optim.plan import DtypePlan, Plan, is_conv3
 from halo_vae.optim.pool import slab_bytes
 from halo_vae.optim.program import Attention, Conv, program_macs
 from halo_vae.tests.optim.families import layouts
-from halo_vae.tests.optim.helpers import kl_program, plan_of, profile, settings
+from halo_vae.tests.optim.helpers import PROFILE, kl_program, plan_of, profile, settings
 
 SD = kl_program(512, 512, 256, 128)
 FLUX = lower(layouts.specs(layouts.kl_ldm(16, (512, 512, 256, 128))))
@@ -224,5 +224,5 @@ def test_settings_are_given_as_reasons() -> None:
     assert reasons["plan"] == ("tiles", "asked for")
     assert reasons["layout"] == ("contiguous", "layout optimisation is off")
     reasons = {c.name: (c.value, c.reason) for c in default.choices}
-    assert reasons["plan"] == ("strips", "default on cpu")
-    assert reasons["layout"] == ("channels_last", "default on cpu")
+    assert reasons["plan"] == ("strips", f"default: {PROFILE.reasons.strategy}")
+    assert reasons["layout"] == ("channels_last", f"default: {PROFILE.reasons.layout}")
