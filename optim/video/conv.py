@@ -292,11 +292,9 @@ class ClipConvStep:
         return y.float() + part * runner.weights.vector(op.noise).reshape(-1, 1, 1)
 
     def _bypass(self, tile: Tile) -> None:
-        """The first frame passes as it is."""
+        """The first frame passes the convolution as it is stored."""
         page = self._run.taps[0][-1]
         assert page is not None
-        x = self._runner.inner(page, self._source)
+        x = self._runner.inner(page, self._runner.plan.layouts.frames[self._op.inputs[0]])
         rows, cols = tile.new_rows, tile.new_cols
-        self._runner.store(
-            self._run, 0, x[:, rows.start : rows.stop, cols.start : cols.stop], rows.start, cols.start
-        )
+        self._finish_frame(0, x[:, rows.start : rows.stop, cols.start : cols.stop], tile)

@@ -274,20 +274,29 @@ class Driver:
         stage: list[tuple[Page, Page]] = []
         if mode != "tiles":
             for f in range(max(self._staged_to[index], self._lowest(index)), reach):
-                stored = self._pages[v][f]
+                page = self._pages[v][f]
                 if mode == "copies":
                     self._copies[index][f] = Page(self._take(self._layouts.staged[index].nbytes), f)
-                    stage.append((stored, self._copies[index][f]))
+                    stage.append((page, self._copies[index][f]))
                 else:
-                    stage.append((stored, stored))
+                    stage.append((page, page))
             self._staged_to[index] = max(self._staged_to[index], reach)
-        pages = self._copies[index] if mode == "copies" else self._pages[v]
-        return tuple(stage), tuple(tuple(None if f is None else pages[f] for f in tap) for tap in taps)
+        stored = self._pages[v]
+        pages = self._copies[index] if mode == "copies" else stored
+        at = [stored if self._is_bypassed(op, c) else pages for c in range(start, stop)]
+        return tuple(stage), tuple(
+            tuple(None if f is None else of[f] for f in tap) for of, tap in zip(at, taps, strict=True)
+        )
 
     @staticmethod
-    def _taps(op: ClipConv, c: int, n: int) -> tuple[int | None, ...]:
+    def _is_bypassed(op: ClipConv, c: int) -> bool:
+        """Conv frame c is the source's, untouched."""
+        return op.first_frame == "bypass" and c == 0
+
+    @classmethod
+    def _taps(cls, op: ClipConv, c: int, n: int) -> tuple[int | None, ...]:
         """Frames read by conv frame c; a bypassed first frame reads itself alone."""
-        if op.first_frame == "bypass" and c == 0:
+        if cls._is_bypassed(op, c):
             return (None,) * (op.kernel[0] - 1) + (0,)
         return conv_taps(op, c, n)
 

@@ -92,8 +92,7 @@ class Interpreter:
         freqs = torch.exp(-math.log(10000) * torch.arange(128, dtype=torch.float32) / 128)
         angles = t * freqs
         e = torch.cat([torch.cos(angles), torch.sin(angles)])
-        e = F.linear(e, self.w[m.first.weight], self.w[m.first.bias])
-        e = F.linear(F.silu(e), self.w[m.second.weight], self.w[m.second.bias])
+        e = self.linear(F.silu(self.linear(e, m.first)), m.second)
         rows = self.w[m.table] + e.view(-1, c)
         return rows[m.scale_row], rows[m.shift_row]
 
