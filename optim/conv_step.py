@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .costs import phase_bytes, winograd_buffers
+from .convolvers import Computed, Convolver
+from .costs import phase_bytes
 from .events import ConvShape
 from .kernels import torch_kernels as kernels
-from .kernels import upsample, winograd
 from .packing import DTYPES
 from .plan import OpPlan
 from .program import Conv
@@ -34,14 +33,14 @@ class ConvStep:
         self._context = runner.context
         self._phases: Tensor | None = None
 
-    def run(self) -> None:
-        """All tiles, in order."""
+    def run(self) -> str:
+        """All tiles, in order; the backends that ran them."""
         step, op, observer = self._step, self._op, self._context.observer
         observer.mark("load")
-        weight, bias = self._weights(op, fold=step.folded)
+        weight, bias = self._weights(op, fold=step.folds_weight)
         partner = self._weights(step.partner, fold=False) if step.partner is not None else None
         stager = Stager(self._runner, step, op)
-        convolve = self._convolver(weight, bias)
+        convolve = Convolver(self._runner, step, op, weight, bias)
         if nbytes := phase_bytes(step, op):
             self._phases = self._runner.buffer(f"phases{step.index}", nbytes)
         tiles = step.grid.tiles()
@@ -51,16 +50,17 @@ class ConvStep:
             staged = stager.stage(tile)
             observer.mark("compute")
             self._request(staged, weight)
-            y = convolve(staged)
+            done = convolve(staged, tile)
             if partner is not None and step.partner is not None:
                 beside = self._shortcut(step.partner, tile, partner)
                 observer.mark("stitch")
-                self._finish(step.partner, tile, beside, fold=False, folded=False)
+                self._finish(step.partner, tile, Computed(y=beside), fold=False, folded=False)
                 del beside
             observer.mark("stitch")
-            self._finish(op, tile, y, fold=step.fold, folded=step.folded)
-            del y  # or it would live through the next tile's convolution
+            self._finish(op, tile, done, fold=step.fold, folded=step.folded)
+            del done  # or it would live through the next tile's convolution
             self._context.progress.add(step.macs // len(tiles))
+        return "+".join(sorted(convolve.ran))
 
     def _weights(self, op: Conv, *, fold: bool) -> Packed:
         context = self._context
@@ -79,27 +79,6 @@ class ConvStep:
         shape = ConvShape(input=tuple(x.shape), weight=tuple(weight.shape), dtype=dtype, layout=layout)
         self._context.observer.conv_requested(shape)
 
-    def _convolver(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The convolution of one staged tile by the step's backend."""
-        step, op, runner = self._step, self._op, self._runner
-        if step.backend == "torch":
-            return lambda x: kernels.convolve(x, weight, bias)
-        workers = self._context.plan.workers
-        names = (f"filter{step.index}", f"block{step.index}", f"result{step.index}")
-        sizes = winograd_buffers(op, step.fold, step.grid.tiles(), workers)
-        memory, block, result = (runner.buffer(name, size) for name, size in zip(names, sizes, strict=True))
-        transform = upsample.transform_filter if step.fold else winograd.transform_filter
-        multiply = upsample.convolve if step.fold else winograd.convolve
-        filters = transform(weight, memory.view(torch.float32), workers)
-        grow = 2 if step.fold else 1
-
-        def run(x: Tensor) -> Tensor:
-            b, _, h, w = x.shape
-            out = runner.map_view(result, b, op.out_channels, (h - 2) * grow, (w - 2) * grow, torch.float32)
-            return multiply(x, filters, bias, block.view(torch.float32), out, workers)
-
-        return run
-
     def _shortcut(self, op: Conv, tile: Tile, weights: Packed) -> Tensor:
         """The 1x1 convolution of the raw input under a strip."""
         images, rows = tile.images, tile.rows
@@ -110,24 +89,27 @@ class ConvStep:
 
     # -- finishing
 
-    def _finish(self, op: Conv, tile: Tile, y: Tensor, *, fold: bool, folded: bool) -> None:
+    def _finish(self, op: Conv, tile: Tile, done: Computed, *, fold: bool, folded: bool) -> None:
         """Residual, activation, depth-to-space, and into the value's home or the picture.
 
         `fold`: the result has twice the tile's resolution; `folded`: it still lies in four phases.
         """
-        rows, cols = tile.new_rows, tile.new_cols
+        rows, cols, y = tile.new_rows, tile.new_cols, done.y
         if not tile.is_whole_new:
             grow = 2 if fold and not folded else 1
             y = y[:, :, (rows.start - tile.rows.start) * grow :, (cols.start - tile.cols.start) * grow :]
         if folded:
             y = self._interleaved(op, y, tile, shifted=True)
-        if op.residual is not None:
+        if op.residual is not None and not done.has_residual:
             y = self._add_residual(op, tile, y)
         y = kernels.activate_(y, op.post_act)
         if op.depth_to_space == 2:
             y = self._interleaved(op, y, tile, shifted=False)
         if op.gain != 1.0 or op.offset != 0.0:
             y = y.mul_(op.gain).add_(op.offset)
+        if done.is_home:
+            self._runner.written(op.output, y, tile.images.start)
+            return
         grow = op.depth_to_space * (2 if fold else 1)
         self._runner.store(op.output, y, tile.images.start, rows.start * grow, cols.start * grow)
 

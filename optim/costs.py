@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from .events import ConvShape
-from .kernels import upsample, winograd
+from .kernels import shifted_gemm, upsample, winograd
 from .moments import BAND_ELEMENTS
 from .plan import DtypePlan, Layout, OpPlan
 from .program import Attention, Conv, Program, Size, norm_groups, value_size
@@ -52,6 +54,36 @@ def winograd_macs(op: Conv, fold: bool, tiles: tuple[Tile, ...]) -> int:
         squares = (t.images.size * -(-t.rows.size // winograd.EDGE) * -(-t.cols.size // winograd.EDGE) for t in tiles)
         products = sum(squares) * winograd.TAPS**2
     return products * op.in_channels * op.out_channels
+
+
+def kernel_macs(step: OpPlan, op: Conv) -> int:
+    """Multiply-accumulates of the step's convolution, as its kernel does them."""
+    tiles = step.grid.tiles()
+    if step.backend == "winograd":
+        return winograd_macs(op, step.fold, tiles)
+    if step.backend != "shifted_gemm":
+        return conv_macs(op, step.fold, tiles)
+    pixels = sum(
+        t.images.size * shifted_gemm.products(t.rows.size, t.cols.size, op.out_channels, fold=step.fold) for t in tiles
+    )
+    return pixels * op.in_channels * op.out_channels
+
+
+def kernel_buffers(step: OpPlan, op: Conv, workers: int) -> tuple[int, int, int]:
+    """Bytes of (laid-out filter, scratch, result) that the step's kernel works in; 0 for what it does not need."""
+    tiles, item = step.grid.tiles(), ITEMSIZE[step.dtype]
+    if step.backend == "winograd":
+        return winograd_buffers(op, step.fold, tiles, workers)
+    first = tiles[0]
+    if step.backend == "shifted_gemm":
+        c, k = op.in_channels, op.out_channels
+        # bands of a last, lower strip are no larger
+        scratch = shifted_gemm.scratch_bytes(k, first.rows.size, first.cols.size, item)
+        result = first.images.size * k * first.rows.size * first.cols.size * (4 if step.fold else 1)
+        return shifted_gemm.filter_elements(c, k, fold=step.fold) * item, scratch, result * item
+    if step.backend == "kitchen" and not step.writes_home:
+        return 0, 0, math.prod(conv_result_shape(op, step.folded, first)) * item
+    return 0, 0, 0
 
 
 def winograd_buffers(op: Conv, fold: bool, tiles: tuple[Tile, ...], workers: int) -> tuple[int, int, int]:
@@ -118,14 +150,16 @@ def _conv_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, c
     """Its result, with the kernel's copies of the weights while it runs, or with what finishing makes after it."""
     tile, item = step.grid.tiles()[0], ITEMSIZE[step.dtype]
     b, c, h, w = conv_result_shape(op, step.folded, tile)
-    # a winograd kernel writes into the pool and reads its filter from there
+    # other kernels write into the pool
     result = b * c * h * w * item if step.backend == "torch" else 0
-    weights = weight_bytes(op, step.folded, step.dtype) if step.backend == "torch" else 0
+    weights = weight_bytes(op, step.folds_weight, step.dtype) if step.backend != "winograd" else 0
     # freed results of other sizes stay resident between what is allocated next
     kept = result if op.halo else 0
     # the weight in the map's layout, unless it is packed so or has no extent, and then in the kernel's own order
     copies = 2 if op.halo and not step.folded else 1
-    kernel = weights * (copies + (0 if cached else 1))
+    if step.backend != "torch":  # laid out in the pool, or in the map's layout only
+        copies = 0 if step.backend == "shifted_gemm" or step.folded else 1
+    kernel = weights * (copies + (0 if cached else 1)) + _kernel_scratch(step, op)
     if not needs_staging(op, dtypes) and op.inputs[0] != 0:
         kernel += b * op.in_channels * tile.rows.size * tile.cols.size * item  # a strided slice is made dense
     after = [kernel, _finish_scratch(step, op, dtypes, program)]
@@ -134,6 +168,22 @@ def _conv_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, c
         after.append(beside + weight_bytes(step.partner, False, step.dtype))
         after.append(beside + _finish_scratch(step, step.partner, dtypes, program))
     return result + kept + max(after)
+
+
+def _kernel_scratch(step: OpPlan, op: Conv) -> int:
+    """Bytes that a kernel of ours makes beside its buffers, or a package's beside what it is given."""
+    tile, item = step.grid.tiles()[0], ITEMSIZE[step.dtype]
+    if step.backend == "shifted_gemm" and item < 4:
+        # a product is widened before it is added, where the device does not do both at once
+        rows = shifted_gemm.band_rows(op.out_channels, tile.rows.size, tile.cols.size)
+        return rows * (tile.cols.size + 2) * op.out_channels * 4
+    if step.backend != "kitchen":
+        return 0
+    # few channels are filled up to eight; a residual that is not dense is copied
+    filled = math.prod(staged_shape(op, tile)) // op.in_channels * 8 * item if op.in_channels < 8 else 0
+    dense = tile.cols.size == step.grid.width and (tile.images.size == 1 or tile.rows.size == step.grid.height)
+    residual = 0 if dense or not step.adds_residual else math.prod(conv_result_shape(op, False, tile)) * item
+    return filled + residual
 
 
 def _finish_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program) -> int:
@@ -180,7 +230,7 @@ def step_bytes(step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size) 
             for shape in (staged_shape(step.op, tile), conv_result_shape(step.op, step.folded, tile)):
                 b, c, h, w = shape
                 total += 2 * b * c * h * w * ITEMSIZE[step.dtype]
-        total += weight_bytes(step.op, step.folded, step.dtype) * len(tiles)
+        total += weight_bytes(step.op, step.folds_weight, step.dtype) * len(tiles)
     elif isinstance(step.op, Attention):
         total += 6 * elements(step.op.output) * ITEMSIZE[step.dtype]
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from .device_defaults import AttentionKernel, Convolution, Convolution3d, Layout
 from .device_readers import Kind, Readings, Versions, read_device, read_host_pool
 from .events import Choice, PeakPrediction
 from .gfx import Family, family_of, is_apu, parse_gfx
+
+if TYPE_CHECKING:
+    from .kernels.backends import Constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class DeviceProfile:
     """Readings that cannot be true and were not used."""
     reasons: Reasons = Reasons()  # noqa: RUF009 (frozen)
     """Why each default is what it is."""
+    backends: tuple[Constraints, ...] = ()
+    """What convolution backends take here, where it is not what kernels/backends.py says of them."""
 
     def at_any_time(self) -> DeviceProfile:
         """The profile without what changes from decode to decode: its budget."""

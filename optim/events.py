@@ -108,7 +108,7 @@ class OpReport:
 class Fallback:
     """Something did not go as planned and was repaired."""
 
-    kind: Literal["non_finite", "out_of_memory", "dtype", "method"]
+    kind: Literal["non_finite", "out_of_memory", "dtype", "method", "backend"]
     where: str
     """Op name, or tile of an opaque decoder."""
     given: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,13 +12,14 @@ from .conv_step import ConvStep
 from .errors import NonFiniteError
 from .events import DecodeObserver, Fallback, OpReport
 from .heap import trim_heap
+from .kernels import kitchen
 from .kernels import torch_kernels as kernels
 from .kernels.attention import run_attention
-from .moments import Moments, tile_moments
+from .moments import MapMoments, Moments, tile_moments
 from .packing import DTYPES, PackedWeights
 from .plan import OpPlan, PassPlan, Plan
 from .pool import Slab
-from .program import Conv, Pointwise, Rearrange, norm_groups
+from .program import Conv, Norm, Pointwise, Rearrange, norm_groups
 from .store import ImageSink, expand, pixels_of, reduce_finite
 from .tiling import largest_divisor
 
@@ -91,7 +92,8 @@ class PassRunner:
         self._groups = norm_groups(self.program)
         self._views: dict[int, Tensor] = {0: latent}
         self._homes: dict[str, Tensor] = {}
-        self.moments: dict[int, Moments] = {}
+        self.moments: dict[int, Moments | MapMoments] = {}
+        self._at_once = values_counted_at_once(a_pass)
         self._finite: dict[int, Tensor] = {}
         self._flags: list[tuple[OpPlan, Tensor]] = []
         self._stored_as: dict[int, torch.dtype] = {}
@@ -108,8 +110,8 @@ class PassRunner:
             if level != before and self.context.device.type == "cpu":
                 trim_heap()  # results had other sizes until now, and their freed memory fits nothing that follows
             self.context.observer.op_started(step.index, n_steps, step.name, step.n_tiles)
-            done = self._run_guarded(step)
-            self.context.observer.op_done(self._report(done))
+            done, ran_on = self._run_guarded(step)
+            self.context.observer.op_done(self._report(done, ran_on))
         self._check_flags()
 
     def _prepare_latent_moments(self) -> None:
@@ -117,22 +119,22 @@ class PassRunner:
             self._start_moments(0)
             self._count(0, self._views[0], 0, self.a_pass.n_images)
 
-    def _run_guarded(self, step: OpPlan) -> OpPlan:
-        """Run a step; where its result is not finite, run it again wider. Returns what was kept."""
+    def _run_guarded(self, step: OpPlan) -> tuple[OpPlan, str]:
+        """Run a step; where its result is not finite, run it again wider. Returns what was kept and what it ran on."""
         if step.name in self.context.widened:
-            step = replace(step, dtype="float32", backend="torch", buffers=())
-        self._run_step(step)
+            step = step.in_float32()
+        ran_on = self._run_step(step)
         if not self.context.check_each_op:
             self._flags.append((step, self._is_finite(step)))
-            return step
+            return step, ran_on
         if bool(self._is_finite(step)):
-            return step
+            return step, ran_on
         wider = self._widen(step)
         self.context.progress.rewind(step.macs)
-        self._run_step(wider)
+        ran_on = self._run_step(wider)
         if not bool(self._is_finite(wider)):
             raise NonFiniteError(_damaged(wider), op=wider.name, dtype=wider.dtype)
-        return wider
+        return wider, ran_on
 
     def _widen(self, step: OpPlan) -> OpPlan:
         """The step in float32, or the error or restart that is due instead."""
@@ -152,7 +154,7 @@ class PassRunner:
         if step.in_place != "no":
             raise RestartDecode(step.name, step.dtype, step.macs)
         context.widened.add(step.name)
-        return replace(step, dtype="float32", backend="torch", buffers=())
+        return step.in_float32()
 
     def _check_flags(self) -> None:
         """Deferred check: one read of all flags."""
@@ -164,7 +166,7 @@ class PassRunner:
                 self._widen(step)
                 raise RestartDecode(step.name, step.dtype, step.macs)
 
-    def _report(self, step: OpPlan) -> OpReport:
+    def _report(self, step: OpPlan, ran_on: str) -> OpReport:
         return OpReport(
             name=step.name,
             kind=step.kind,
@@ -172,7 +174,7 @@ class PassRunner:
             macs=step.macs,
             dtype=step.dtype,
             native_dtype=self.context.plan.dtypes.native,
-            backend=step.backend,
+            backend=ran_on,
         )
 
     # -- values
@@ -207,16 +209,18 @@ class PassRunner:
 
     # -- steps
 
-    def _run_step(self, step: OpPlan) -> None:
+    def _run_step(self, step: OpPlan) -> str:
+        """Run a step; the names of what really ran its tiles, which may be fewer or others than planned."""
         for op in (step.op, step.partner):
             if op is not None:
                 self._start_value(op.output, step.dtype)
         if step.kind == "attention":
             run_attention(self, step)
         elif isinstance(step.op, Conv):
-            ConvStep(self, step, step.op).run()
+            return ConvStep(self, step, step.op).run()
         else:
             self._run_latent_op(step)
+        return step.backend
 
     def _start_value(self, v: int, compute: str) -> None:
         """Forget statistics of an earlier attempt; a widened float16 value is stored as bfloat16 in the same bytes."""
@@ -224,7 +228,7 @@ class PassRunner:
             self._stored_as[v] = torch.bfloat16
             self._views.pop(v, None)
         self._finite.pop(v, None)
-        if v in self._groups:
+        if v in self._groups and v not in self._at_once:
             self._start_moments(v)
 
     def _start_moments(self, v: int) -> None:
@@ -264,10 +268,18 @@ class PassRunner:
             if y.dtype != dst.dtype and dst.dtype != torch.float32:
                 y = self._narrowed(y, dst.dtype)
             dst[image : image + m, :, row : row + h, col : col + w].copy_(y)
-            if v in self._groups:
-                self._count(v, y, image, image + m)
-                return
-            flag = kernels.is_finite_sum(y)
+            self.written(v, y, image)
+            return
+        self._finite[v] = self._finite[v] & flag if v in self._finite else flag
+
+    def written(self, v: int, y: Tensor, image: int) -> None:
+        """Take the statistics of new elements [m, C, h, w] of a value, or see that they are finite."""
+        if v in self._at_once:
+            return
+        if v in self._groups:
+            self._count(v, y, image, image + y.shape[0])
+            return
+        flag = kernels.is_finite_sum(y)
         self._finite[v] = self._finite[v] & flag if v in self._finite else flag
 
     def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -284,14 +296,11 @@ class PassRunner:
         n, c = y.shape
         # as a small picture, so that the same kernel can take its statistics
         height = largest_divisor(n, 64)
-        if v in self._groups:
-            self._count(v, y.view(1, height, n // height, c).permute(0, 3, 1, 2), image, image + 1)
-        else:
-            flag = kernels.is_finite_sum(y)
-            self._finite[v] = self._finite[v] & flag if v in self._finite else flag
+        self.written(v, y.view(1, height, n // height, c).permute(0, 3, 1, 2), image)
 
     def _count(self, v: int, y: Tensor, start: int, stop: int) -> None:
         moments = self.moments[v]
+        assert isinstance(moments, Moments)
         mean, variance = tile_moments(y, moments.groups)
         moments.merge(start, stop, mean, variance, y[0].numel() // moments.groups)
 
@@ -300,8 +309,24 @@ class PassRunner:
         for op in (step.op, step.partner):
             if op is not None:
                 v = op.output
+                if v in self._at_once:
+                    self.moments[v] = MapMoments(kitchen.map_statistics(self.value(v), self._at_once[v]))
                 flags.append(self.moments[v].is_finite() if v in self._groups else self._finite[v])
         return reduce_finite(flags)
+
+
+def values_counted_at_once(a_pass: PassPlan) -> dict[int, Norm]:
+    """Values whose statistics a package takes in one call once they are complete, and the norm that reads them.
+
+    Those that a package stages, where they lie dense and all their readers' norms are alike.
+    """
+    found: dict[int, Norm] = {}
+    for step in a_pass.steps:
+        norm, v = getattr(step.op, "norm", None), step.op.inputs[0]
+        if norm is not None and step.staging == "kitchen" and v != 0 and a_pass.slices[v].is_whole:
+            found[v] = norm
+    norms = [(step.op.inputs[0], norm.eps) for step in a_pass.steps if (norm := getattr(step.op, "norm", None))]
+    return {v: norm for v, norm in found.items() if all(eps == norm.eps for of, eps in norms if of == v)}
 
 
 def _damaged(step: OpPlan) -> str:

@@ -48,6 +48,34 @@ class Moments:
         shift = bias.double() - self.mean.repeat_interleave(per_group, 1) * scale
         return scale.float()[:, :, None, None], shift.float()[:, :, None, None]
 
+    def rows(self, norm: Norm) -> Tensor:
+        """(mean, 1 / deviation) float32 [n, G, 2] of each picture."""
+        return torch.stack((self.mean, (self.m2 / self.count + norm.eps).rsqrt()), -1).float()
+
+
+class MapMoments:
+    """Statistics of a whole map that a kernel took in one call, with the norm's eps in them already."""
+
+    def __init__(self, rows: Tensor) -> None:
+        """(mean, 1 / deviation) float32 [n, G, 2] of each picture."""
+        self._rows = rows
+
+    def is_finite(self) -> Tensor:
+        """Scalar bool tensor: no inf or NaN went in, and no square of a value overflowed."""
+        return torch.isfinite(self._rows).all() & (self._rows[..., 1] > 0).all()
+
+    def affine(self, norm: Norm, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """(scale, shift) float32 [n, C, 1, 1] such that GroupNorm(x) = x * scale + shift."""
+        mean, rstd = self._rows.double().repeat_interleave(weight.numel() // norm.groups, 1).unbind(-1)
+        scale = rstd * weight.double()
+        shift = bias.double() - mean * scale
+        return scale.float()[:, :, None, None], shift.float()[:, :, None, None]
+
+    def rows(self, norm: Norm) -> Tensor:
+        """(mean, 1 / deviation) float32 [n, G, 2] of each picture."""
+        del norm
+        return self._rows
+
 
 def tile_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance [B, groups] of a tile [B, C, h, w], each group over (C / groups, h, w)."""

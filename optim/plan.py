@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .arena import Arena
@@ -12,8 +12,10 @@ from .program import Attention, Conv, Op, Program, Size
 from .tiling import TileGrid
 
 Layout = Literal["channels_last", "contiguous"]
-Backend = Literal["torch", "winograd"]
-"""`torch`: the framework's own convolution; `winograd`: sums and matrix products (kernels/winograd.py, upsample.py)."""
+Backend = Literal["torch", "winograd", "shifted_gemm", "kitchen"]
+"""`torch`: the framework's own convolution; `winograd`: sums and matrix products (kernels/winograd.py, upsample.py);
+`shifted_gemm`: one matrix product per tap (kernels/shifted_gemm.py); `kitchen`: an optional package's kernels
+(kernels/kitchen.py). What each takes: kernels/backends.py."""
 InPlace = Literal["no", "residual", "narrow", "pixel", "tail"]
 """How an op's output shares memory with an input that dies there: added into its `residual`; `narrow`: two outputs over
 the rows of one wider input; `pixel`: over the very pixels it reads; `tail`: the input lies at the end of its output."""
@@ -58,6 +60,14 @@ class OpPlan:
     """Arena keys this step uses besides values: staging, temporaries, keys and values."""
     macs: int
     """Multiply-accumulates really done."""
+    refusals: tuple[str, ...] = ()
+    """Why the backend that was asked for was not taken; empty where none was asked for."""
+    staging: Literal["torch", "kitchen"] = "torch"
+    """Who normalises, activates and pads."""
+    adds_residual: bool = False
+    """The kernel adds the residual itself."""
+    writes_home: bool = False
+    """The kernel writes into the value's home, and there is no result to copy."""
 
     @property
     def name(self) -> str:
@@ -77,7 +87,18 @@ class OpPlan:
     @property
     def folded(self) -> bool:
         """True where the convolution's weight is folded and its result holds four phases side by side."""
-        return self.fold and self.backend == "torch"
+        return self.fold and self.backend in ("torch", "kitchen")
+
+    @property
+    def folds_weight(self) -> bool:
+        """True where the kernel takes its weight folded."""
+        return self.fold and self.backend != "winograd"
+
+    def in_float32(self) -> OpPlan:
+        """The step as it is redone where its result was not finite; no buffer is planned for it."""
+        return replace(
+            self, dtype="float32", backend="torch", staging="torch", adds_residual=False, writes_home=False, buffers=()
+        )
 
     @property
     def halo(self) -> int:
@@ -94,6 +115,11 @@ class Slice:
     offset: int
     """First channel inside the home."""
     home_channels: int
+
+    @property
+    def is_whole(self) -> bool:
+        """True where no other value shares the home, so that the map lies dense."""
+        return self.channels == self.home_channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

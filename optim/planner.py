@@ -6,32 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .arena import Buffer, align, pack_buffers
-from .costs import (
-    ITEMSIZE,
-    WIDEN_BYTES,
-    attention_macs,
-    conv_macs,
-    conv_out_channels,
-    needs_staging,
-    phase_bytes,
-    staged_shape,
-    step_bytes,
-    step_scratch,
-    weight_bytes,
-    winograd_buffers,
-    winograd_macs,
-)
+from .arena import align, pack_buffers
+from .costs import ITEMSIZE, attention_macs, conv_macs, conv_out_channels, step_bytes, step_scratch, weight_bytes
 from .device import DeviceProfile
 from .errors import PlanError
 from .events import Choice, PeakPrediction
-from .kernels.dispatch import choose_backend
+from .kernels.dispatch import BackendChoice, choose_backend, choose_layout
 from .placement import Placer, with_modes
-from .plan import Backend, DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
+from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
 from .pool import slab_bytes
 from .precision import DtypeDecision
 from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
 from .settings import DecodeSettings
+from .step_kernels import settled, with_kernel, work_buffers
 from .summary import conv_shapes_of, convolution_choice, device_choices, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
@@ -86,7 +73,7 @@ def _plan_with(
 ) -> Plan:
     batch, _, height, width = latent_shape
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
-    layout: Layout = profile.layout if settings.tensor_layout_optimization else "contiguous"
+    layout, _ = choose_layout(settings, profile)
     maker = _PassMaker(program, settings, profile, decision.dtypes, strategy, layout, (1, height, width), stored)
     n, batch_choice = _images_per_pass(maker, program, batch, settings, profile, (height, width))
     sizes = [n] * (batch // n) + ([batch % n] if batch % n else [])
@@ -105,7 +92,7 @@ def _plan_with(
         *device_choices(settings, profile, strategy, layout),
         decision.choice,
         batch_choice,
-        convolution_choice(passes[0].steps, profile),
+        convolution_choice(passes[0].steps, profile, settings),
     )
     shapes = conv_shapes_of(by_size.values(), layout)
     return Plan(
@@ -192,8 +179,8 @@ class _PassMaker:
         )
         placer.run()
         buffers = placer.buffers()
-        steps = with_modes(steps, placer.modes)
-        work = [self._work_buffers(step) for step in steps]
+        steps = settled(with_modes(steps, placer.modes), placer.slices, self._dtypes, self._program)
+        work = [work_buffers(step, self._dtypes, self._profile.workers) for step in steps]
         steps = tuple(replace(s, buffers=tuple(b.key for b in bufs)) for s, bufs in zip(steps, work, strict=True))
         buffers += [b for bufs in work for b in bufs]
         scratch = [
@@ -240,38 +227,46 @@ class _PassMaker:
     def _step(self, op: Op, index: int, n: int) -> OpPlan:
         _, h, w = value_size(self._program, op.inputs[0], self._latent)
         fold, macs = False, 0
-        backend: Backend = "torch"
+        chosen = BackendChoice(backend="torch", refusals=())
         if isinstance(op, Conv):
             fold = op.upsample == 2 and op.kernel[1] == 3
             grow = 1 if fold else op.upsample
             grid = self._conv_grid(op, fold, n, h * grow, w * grow)
-            backend = self._backend(op, fold, grid)
-            count = winograd_macs if backend == "winograd" else conv_macs
-            macs = count(op, fold, grid.tiles())
+            chosen = self._backend(op, fold, grid)
         elif isinstance(op, Attention):
             grid = self._attention_grid(op, n, h * w)
             macs = attention_macs(op, n, h * w)
         else:
             grid = TileGrid(n_images=n, height=h, width=w, images_per_call=n, rows=h, cols=w)
-        return OpPlan(
+        step = OpPlan(
             index=index,
             op=op,
             partner=None,
             kind=kind_of(op),
             grid=grid,
             fold=fold,
-            backend=backend,
+            backend=chosen.backend,
             dtype=self._dtypes.of(op.name),
             in_place="no",
             buffers=(),
             macs=macs,
+            refusals=chosen.refusals if self._settings.kernel_backend != "auto" else (),
         )
+        return with_kernel(step, op, self._dtypes, self._profile) if isinstance(op, Conv) else step
 
-    def _backend(self, op: Conv, fold: bool, grid: TileGrid) -> Backend:
-        dtype = self._dtypes.of(op.name)
-        if self._dtypes.stream == "float16":
-            dtype = self._dtypes.compute  # a widened op has no buffers planned for it
-        return choose_backend(op, fold=fold, dtype=dtype, layout=self._layout, grid=grid, profile=self._profile).backend
+    def _backend(self, op: Conv, fold: bool, grid: TileGrid) -> BackendChoice:
+        if op.name in self._dtypes.widened and self._dtypes.stream == "float16":
+            # its result lies in another dtype than the others'
+            return BackendChoice(backend="torch", refusals=("runs in float32, as float16 was not finite",))
+        return choose_backend(
+            op,
+            fold=fold,
+            dtype=self._dtypes.of(op.name),
+            layout=self._layout,
+            grid=grid,
+            profile=self._profile,
+            settings=self._settings,
+        )
 
     def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
         # a result is added up in the stored dtype, which may be the wider one
@@ -328,38 +323,15 @@ class _PassMaker:
         sweeps = step.grid.is_strips and step.grid.is_exact
         return bare and simple and fits and dies and safe and same and sweeps
 
-    # -- buffers
-
-    def _work_buffers(self, step: OpPlan) -> list[Buffer]:
-        op, i, item = step.op, step.index, ITEMSIZE[step.dtype]
-        if isinstance(op, Conv) and needs_staging(op, self._dtypes):
-            tile = step.grid.tiles()[0]
-            b, c, h, w = staged_shape(op, tile)
-            buffers = [Buffer(key=f"stage{i}", nbytes=b * c * h * w * item, first=i, last=i)]
-            # float32 maps are normalised straight into the staging buffer
-            if step.dtype != "float32" or self._dtypes.stream != "float32":
-                buffers.append(Buffer(key=f"rows{i}", nbytes=max(WIDEN_BYTES, b * c * w * 4), first=i, last=i))
-            if nbytes := phase_bytes(step, op):
-                buffers.append(Buffer(key=f"phases{i}", nbytes=nbytes, first=i, last=i))
-            if step.backend == "winograd":
-                sizes = winograd_buffers(op, step.fold, step.grid.tiles(), self._profile.workers)
-                for name, nbytes in zip(("filter", "block", "result"), sizes, strict=True):
-                    buffers.append(Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i))
-            return buffers
-        if isinstance(op, Attention):
-            nbytes = step.grid.height * op.channels * item
-            return [Buffer(key=f"{name}{i}", nbytes=nbytes, first=i, last=i) for name in ("keys", "vals")]
-        return []
-
     def _converts(self, step: OpPlan) -> bool:
         """Does the step's weight have to be folded or cast, and is that not kept?"""
-        return (step.folded or self._stored != step.dtype) and not self._settings.advanced_caching
+        return (step.folds_weight or self._stored != step.dtype) and not self._settings.advanced_caching
 
     def _packed(self, steps: Sequence[OpPlan]) -> int:
         """Bytes of folded or cast weights kept between decodes."""
         total = 0
         for step in steps:
-            for op, fold in ((step.op, step.folded), (step.partner, False)):
+            for op, fold in ((step.op, step.folds_weight), (step.partner, False)):
                 if isinstance(op, Conv) and (fold or self._stored != step.dtype):
                     total += weight_bytes(op, fold, step.dtype)
                 elif isinstance(op, Attention) and self._stored != step.dtype:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from .costs import WIDEN_BYTES, needs_staging
+from .kernels import kitchen
 from .kernels import torch_kernels as kernels
 from .packing import DTYPES
 from .plan import OpPlan
-from .program import Conv
+from .program import Conv, Norm
 from .tiling import Tile
 
 if TYPE_CHECKING:
@@ -31,22 +32,41 @@ class Stager:
         if not self._staged:
             return
         runner.context.observer.mark("stage")
-        self._affine = self._norm_affine()
-        b, c, h, w = self.shape(step.grid.tiles()[0])
+        first = step.grid.tiles()[0]
+        b, c, h, w = self.shape(first)
         self._flat = runner.buffer(f"stage{step.index}", b * c * h * w * self._dtype.itemsize)
+        self._by_package = step.staging == "kitchen" and kitchen.can_stage(
+            self._src, runner.map_view(self._flat, b, c, h, w, self._dtype)
+        )
+        self._given = self._norm_rows() if self._by_package else None
+        if self._by_package:
+            return
+        self._affine = self._norm_affine()
         direct = self._dtype == self._src.dtype == torch.float32
         wide = max(WIDEN_BYTES, b * c * w * 4)
         self._rows = None if direct else runner.buffer(f"rows{step.index}", wide).view(torch.float32)
 
     def _norm_affine(self) -> kernels.Affine | None:
-        norm, runner = self._op.norm, self._runner
+        norm = self._op.norm
         if norm is None:
             return None
-        device, packed = runner.context.device, runner.context.packed
-        weight, bias = (packed.vector(name, torch.float32, device) for name in (norm.weight, norm.bias))
+        return self._runner.moments[self._op.inputs[0]].affine(norm, *self._norm_vectors(norm))
+
+    def _norm_rows(self) -> tuple[Norm, Tensor, Tensor, Tensor] | None:
+        """The norm as a package takes it: its vectors and the statistics of the whole maps."""
+        norm = self._op.norm
+        if norm is None:
+            return None
+        return norm, *self._norm_vectors(norm), self._runner.moments[self._op.inputs[0]].rows(norm)
+
+    def _norm_vectors(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        context = self._runner.context
+        weight, bias = (
+            context.packed.vector(name, torch.float32, context.device) for name in (norm.weight, norm.bias)
+        )
         assert weight is not None
         assert bias is not None
-        return runner.moments[self._op.inputs[0]].affine(norm, weight, bias)
+        return weight, bias
 
     def shape(self, tile: Tile) -> tuple[int, int, int, int]:
         """[B, C, H, W] handed to the kernel for a tile."""
@@ -58,6 +78,8 @@ class Stager:
         src = self._src[tile.images.start : tile.images.stop]
         if not self._staged:
             return src[:, :, tile.rows.start : tile.rows.stop, tile.cols.start : tile.cols.stop]
+        if self._by_package:
+            return self._stage_by_package(src, tile)
         affine = self._affine
         if affine is not None:
             affine = affine[0][tile.images.start : tile.images.stop], affine[1][tile.images.start : tile.images.stop]
@@ -72,6 +94,13 @@ class Stager:
             out[:, :, : 2 * halo].copy_(carried)
         kernels.stage(src, tile, halo, affine, self._op.act, out, self._rows, 0 if carried is None else 2 * halo)
         self._previous = tile, out
+        return out
+
+    def _stage_by_package(self, src: Tensor, tile: Tile) -> Tensor:
+        out, given = self._runner.map_view(self._flat, *self.shape(tile), self._dtype), self._given
+        if given is not None:
+            given = (*given[:3], given[3][tile.images.start : tile.images.stop])
+        kitchen.stage(src, tile, self._op.halo, given, self._op.act, out)
         return out
 
     def _carried(self, tile: Tile, halo: int) -> Tensor | None:

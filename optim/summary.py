@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from .costs import conv_shape
 from .device import DeviceProfile
 from .events import Choice, ConvShape, PeakPrediction, PlanSummary
+from .kernels.dispatch import choose_layout
 from .plan import Layout, OpPlan, PassPlan, is_conv3
 from .program import Conv, Program
 from .settings import DecodeSettings
+
+FIRST_REFUSALS = 3
+"""Different reasons that a record tells, each with the first op it holds for."""
 
 
 def conv_shapes_of(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShape, ...]:
@@ -18,21 +22,40 @@ def conv_shapes_of(passes: Iterable[PassPlan], layout: Layout) -> tuple[ConvShap
     seen: dict[ConvShape, None] = {}
     for a_pass in passes:
         for step in a_pass.steps:
-            for op, fold in ((step.op, step.folded), (step.partner, False)):
+            for op, fold in ((step.op, step.folds_weight), (step.partner, False)):
                 if isinstance(op, Conv):
                     for tile in step.grid.tiles():
                         seen[conv_shape(op, fold, tile, step.dtype, layout)] = None
     return tuple(seen)
 
 
-def convolution_choice(steps: Iterable[OpPlan], profile: DeviceProfile) -> Choice:
-    """How many of the 3x3 convolutions run by which algorithm."""
-    backends = [step.backend for step in steps if is_conv3(step.op)]
+def convolution_choice(steps: Iterable[OpPlan], profile: DeviceProfile, settings: DecodeSettings) -> Choice:
+    """How many of the 3x3 convolutions run by which algorithm, and why not all by the one that was asked for."""
+    steps = [step for step in steps if is_conv3(step.op)]
+    backends = [step.backend for step in steps]
     counts = ", ".join(f"{name} {backends.count(name)}" for name in sorted(set(backends)))
-    why = "no algorithm of ours takes these" if profile.convolution == "winograd" else profile.reasons.convolution
-    if "winograd" in backends:
-        why = profile.reasons.convolution
-    return Choice(name="convolutions", value=counts or "none", reason=f"default: {why}")
+    if settings.kernel_backend != "auto":
+        reason = asked_reason(settings.kernel_backend, {step.name: step.refusals for step in steps})
+    elif "winograd" in backends or profile.convolution != "winograd":
+        reason = f"default: {profile.reasons.convolution}"
+    else:
+        reason = "default: no algorithm of ours takes these"
+    return Choice(name="convolutions", value=counts or "none", reason=reason)
+
+
+def asked_reason(asked: str, refusals: Mapping[str, tuple[str, ...]]) -> str:
+    """That a backend was asked for, and which convolutions it refused: `refusals` by op, empty where it took the op."""
+    refused = {name: why for name, why in refusals.items() if why}
+    if not refused:
+        return f"asked for {asked}"
+    first: dict[str, str] = {}
+    for name, why in refused.items():
+        for reason in why:
+            first.setdefault(reason, name)
+    told = [f"{reason} ({name})" for reason, name in list(first.items())[:FIRST_REFUSALS]]
+    rest = len(first) - len(told)
+    more = f"; {rest} more reasons" if rest > 1 else "; 1 more reason" if rest else ""
+    return f"asked for {asked}; {len(refused)} of {len(refusals)} refused: {'; '.join(told)}{more}"
 
 
 def device_choices(
@@ -41,14 +64,14 @@ def device_choices(
     """What follows from the device unless it is asked for otherwise: kind of plan, tile, layout, attention."""
     why = profile.reasons
     asked = settings.plan != "auto"
-    laid = settings.tensor_layout_optimization
+    _, laid = choose_layout(settings, profile)
     return (
         Choice(name="plan", value=strategy, reason="asked for" if asked else f"default: {why.strategy}"),
         Choice(
             name="tile_bytes", value=f"{profile.tile_bytes >> 20} MiB",
             reason=f"default: {why.tile_bytes}",
         ),
-        Choice(name="layout", value=layout, reason=f"default: {why.layout}" if laid else "layout optimisation is off"),
+        Choice(name="layout", value=layout, reason=laid),
         Choice(name="attention", value=profile.attention, reason=f"default: {why.attention}"),
     )  # fmt: skip
 

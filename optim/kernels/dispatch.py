@@ -1,19 +1,20 @@
-"""Which implementation runs a convolution, and why the others do not. Integers and names only."""
+"""Which implementation runs a convolution, and why the one that was wanted does not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from ..device import DeviceProfile
 from ..plan import Backend, Layout
 from ..program import Conv
+from ..settings import DecodeSettings
 from ..tiling import TileGrid
-from . import winograd
+from .backends import MIN_CHANNELS as MIN_CHANNELS  # others ask here for them
+from .backends import MIN_PIXELS as MIN_PIXELS
+from .backends import ConvCase, constraints_of, picture_case, refusals
 
-MIN_CHANNELS = 32
-"""Below this the transforms cost more than the products they save."""
-MIN_PIXELS = 1024
-"""Output pixels of an op below which transforming its filter costs more than it saves (measured at 512 channels)."""
+DEFAULTS = DecodeSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,33 +23,42 @@ class BackendChoice:
 
     backend: Backend
     refusals: tuple[str, ...]
-    """Why `winograd` was not taken; empty where it was."""
+    """Why the backend that was asked for was not taken, or with `auto` the fastest one; empty where it was."""
 
 
 def choose_backend(
-    op: Conv, *, fold: bool, dtype: str, layout: Layout, grid: TileGrid, profile: DeviceProfile
+    op: Conv,
+    *,
+    fold: bool,
+    dtype: str,
+    layout: Layout,
+    grid: TileGrid,
+    profile: DeviceProfile,
+    settings: DecodeSettings = DEFAULTS,
 ) -> BackendChoice:
-    """`winograd` where its constraints hold and the device gains by it, else `torch`."""
-    refusals = tuple(_refusals(op, fold, dtype, layout, grid, profile))
-    return BackendChoice(backend="torch" if refusals else "winograd", refusals=refusals)
+    """What was asked for where its constraints hold, else the device's default: `winograd` where it gains by it."""
+    case = picture_case(op, fold=fold, dtype=dtype, layout=layout, grid=grid)
+    if settings.kernel_backend == "auto":
+        return _default(case, profile, settings)
+    why = refusals(constraints_of(settings.kernel_backend, profile), case, profile, settings)
+    if not why:
+        return BackendChoice(backend=cast(Backend, settings.kernel_backend), refusals=())
+    return BackendChoice(backend=_default(case, profile, settings).backend, refusals=why)
 
 
-def _refusals(op: Conv, fold: bool, dtype: str, layout: Layout, grid: TileGrid, profile: DeviceProfile) -> list[str]:
-    why = []
+def _default(case: ConvCase, profile: DeviceProfile, settings: DecodeSettings) -> BackendChoice:
+    why = refusals(constraints_of("winograd", profile), case, profile, settings)
     if profile.convolution != "winograd":
-        why.append(f"{profile.kind} has faster convolutions of its own")
-    if op.kernel[1:] != (3, 3) or (op.upsample == 2 and not fold):
-        why.append("only 3x3 kernels, upsampled or not")
-    if dtype != "float32":
-        why.append(f"{dtype} would round the transformed values")
-    if layout != "channels_last":
-        why.append("needs channels_last")
-    if min(op.in_channels, op.out_channels) < MIN_CHANNELS:
-        why.append(f"fewer than {MIN_CHANNELS} channels")
-    # the last strip may be shorter than the others
-    last = grid.height % grid.rows or grid.rows if not grid.slides else grid.rows
-    if not fold and min(last, grid.cols) < winograd.EDGE:
-        why.append(f"a tile is smaller than {winograd.EDGE}x{winograd.EDGE}")
-    if grid.computed < MIN_PIXELS:
-        why.append(f"fewer than {MIN_PIXELS} pixels")
-    return why
+        why = (f"{profile.kind} has faster convolutions of its own", *why)
+    return BackendChoice(backend="torch" if why else "winograd", refusals=why)
+
+
+def choose_layout(settings: DecodeSettings, profile: DeviceProfile) -> tuple[Layout, str]:
+    """The layout of maps and the reason: the device's default, unless the backend asked for takes another one only."""
+    if not settings.tensor_layout_optimization:
+        return "contiguous", "layout optimisation is off"
+    if settings.kernel_backend != "auto":
+        layouts = constraints_of(settings.kernel_backend, profile).layouts
+        if profile.layout not in layouts:
+            return cast(Layout, layouts[0]), f"rule: the only one that {settings.kernel_backend} takes"
+    return profile.layout, f"default: {profile.reasons.layout}"
