@@ -119,6 +119,10 @@ class ComfyHost:
         total = int(management.get_total_memory(device))
         return total if device.type == "cpu" else max(0, total - int(management.extra_reserved_memory()))
 
+    def loaded_bytes(self, device: torch.device) -> int:
+        """See Host."""
+        return sum(int(m.model_loaded_memory()) for m in management.current_loaded_models if m.device == device)
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """See Host. float32 on versions without a choice."""
         ask = getattr(vae, "vae_output_dtype", None)

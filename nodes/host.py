@@ -39,6 +39,9 @@ class Host(Protocol):
     def total_bytes(self, device: torch.device) -> int | None:
         """Memory the device could give if the host unloaded everything; None where the host cannot tell."""
 
+    def loaded_bytes(self, device: torch.device) -> int:
+        """Memory on the device that the host would take from its models, or from us, for a decode."""
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """Dtype the host wants pictures in."""
 

@@ -17,7 +17,7 @@ from ..optim.settings import DecodeSettings
 from ..profiling.environment import read_environment
 from ..profiling.metrics import metrics_of
 from ..profiling.record import DecodeRecord
-from ..profiling.render.sections import Row, Section, chunks_row, metrics_sections
+from ..profiling.render.sections import Row, Section, built_with, chunks_row, device_note, metrics_sections
 from ..profiling.render.text import render_line, render_sections
 from ..profiling.render.units import NA, format_bytes, format_count, format_shape
 from ..profiling.store import StoreError
@@ -54,14 +54,18 @@ def render_monitor(session: Session, vae: Any, samples: Mapping[str, Any] | None
 def _device(session: Session, device: torch.device) -> Section:
     profile, seen = session.engine.profile_of(device), read_environment(str(device))
     rows = (
-        Row(label="device", value=seen.device, note=seen.device_arch or ""),
+        Row(label="device", value=seen.device, note=device_note(seen)),
         Row(label="host", value=session.host.name),
-        Row(label="torch", value=seen.torch, note=f"{format_count(seen.threads, 'thread')}"),
+        Row(label="torch", value=seen.torch, note=", ".join((format_count(seen.threads, "thread"), *built_with(seen)))),
         Row(label="free memory", value=format_bytes(session.host.free_bytes(device)),
             note=f"of {format_bytes(session.host.total_bytes(device))}"),
+        Row(label="memory for a decode", value=format_bytes(profile.budget_bytes), note=profile.memory_choice.reason),
         Row(label="kept between decodes", value=format_bytes(session.held_bytes()), note="pool and repacked weights"),
-        Row(label="fast dtypes", value=", ".join(profile.native_dtypes)),
-        Row(label="default plan", value=profile.strategy, note=profile.layout),
+        Row(label="fast dtypes", value=", ".join(profile.native_dtypes), note=profile.reasons.precision),
+        Row(label="default plan", value=profile.strategy, note=profile.reasons.strategy),
+        Row(label="default layout", value=profile.layout, note=profile.reasons.layout),
+        Row(label="pictures per pass", value=f"at most {profile.batch_cap}", note=profile.reasons.batch_cap),
+        Row(label="attention", value=profile.attention, note=profile.reasons.attention),
     )  # fmt: skip
     return Section(title="Device", rows=rows)
 

@@ -60,11 +60,15 @@ class HostEngine(Engine):
     def profile_of(self, device: torch.device) -> DeviceProfile:
         """As `profile_for`, by device."""
         profile = describe_device(device)
+        budget, reason = profile.budget_bytes, profile.budget_reason
+        # a model that leaves an APU's or a CPU's memory goes to memory that is counted already
+        models = 0 if profile.unified_memory else self._host.loaded_bytes(device)
+        if budget is not None and models:
+            budget, reason = budget + models, f"{reason}, and {models / 2**30:.1f} GiB of models that can be unloaded"
         total = self._host.total_bytes(device)
-        if total is None:
-            return profile
-        known = total if profile.budget_bytes is None else min(total, profile.budget_bytes)
-        return replace(profile, budget_bytes=known)
+        if total is not None and (budget is None or total < budget):
+            budget, reason = total, f"all that {self._host.name} gives of this device"
+        return replace(profile, budget_bytes=budget, budget_reason=reason)
 
 
 class Session:

@@ -8,15 +8,28 @@ from typing import Any
 
 import torch
 
+GPU = "cuda"
+"""The device type of CUDA and HIP devices alike."""
+
 
 def is_gpu(device: torch.device | str) -> bool:
     """True for a CUDA or HIP device. Asks about the device that is named, never whether the machine has one."""
-    return torch.device(device).type == "cuda"
+    return torch.device(device).type == GPU
 
 
 def is_hip() -> bool:
     """True where torch was built for ROCm."""
     return torch.version.hip is not None
+
+
+def has_gpu() -> bool:
+    """True where torch can use one."""
+    return bool(torch.cuda.is_available())
+
+
+def gpu_count() -> int:
+    """GPUs that torch can use."""
+    return int(torch.cuda.device_count())
 
 
 def gpu_api() -> Any:

@@ -51,6 +51,8 @@ class BlendPlan:
     """The cap that images_per_pass was chosen under."""
     time: TimePlan | None = None
     """How clips are cut in time; None for pictures."""
+    memory: Choice | None = None
+    """The memory there is, and which reading says so."""
 
     @property
     def rows(self) -> tuple[Span, ...]:
@@ -148,7 +150,10 @@ def plan_blend(
     asked = math.ceil(settings.overlap / opaque.scale)
     overlap = min(asked, tile // MOST_SHARED)
     cap = min(profile.batch_cap, MOST_IMAGES)
-    plan = BlendPlan(shape=shape, scale=opaque.scale, tile=tile, overlap=overlap, images_per_pass=1, most_images=cap)
+    plan = BlendPlan(
+        shape=shape, scale=opaque.scale, tile=tile, overlap=overlap, images_per_pass=1, most_images=cap,
+        memory=profile.memory_choice,
+    )  # fmt: skip
     if len(shape) == 5:
         return replace(plan, time=_plan_time(opaque, plan, settings, profile))
     return replace(plan, images_per_pass=_images_per_pass(plan, settings, profile))
@@ -233,6 +238,8 @@ def summarise(plan: BlendPlan, opaque: OpaqueDecoder, choice: DtypeChoice) -> Pl
         Choice(name="overlap", value=f"{plan.overlap_px} pixels", reason="at most a third of a tile"),
         Choice(name="images_per_pass", value=str(plan.images_per_pass), reason=f"at most {plan.most_images}"),
     ]
+    if plan.memory is not None:
+        choices.append(plan.memory)
     if time is not None:
         choices.append(Choice(name="chunks", value=time.value, reason=time.reason))
     return PlanSummary(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..optim.accelerator import gpu_api, is_gpu
 from ..optim.events import PHASES, Phase
 from .parts import PhaseTimes
 
@@ -58,19 +59,19 @@ class TorchTimer:
         """Remember the device; touches nothing yet."""
         import torch
 
-        self._cuda = torch.cuda
+        self._api = gpu_api()
         self._device = torch.device(device)
-        self._make_event: Callable[..., Any] = torch.cuda.Event
+        self._make_event: Callable[..., Any] = self._api.Event
         self._free: list[Any] = []
 
     def sync(self) -> None:
         """See DeviceTimer."""
-        self._cuda.synchronize(self._device)
+        self._api.synchronize(self._device)
 
     def event(self) -> Any:
         """See DeviceTimer."""
         event = self._free.pop() if self._free else self._make_event(enable_timing=True)
-        event.record(self._cuda.current_stream(self._device))
+        event.record(self._api.current_stream(self._device))
         return event
 
     def reached(self, event: Any) -> bool:
@@ -122,7 +123,7 @@ def timer_for(device: str) -> DeviceTimer | None:
     kind = torch.device(device).type
     if kind == "cpu":
         return None
-    if kind == "cuda":
+    if is_gpu(device):
         return TorchTimer(device)
     wait = getattr(getattr(torch, kind, None), "synchronize", None)
     return WaitTimer(wait) if wait is not None else None

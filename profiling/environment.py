@@ -70,8 +70,15 @@ class Environment:
     device: str
     """Name of the decode's device ("cpu", or what the driver calls the GPU)."""
     device_arch: str | None
-    """Architecture of a GPU ("gfx1151", "sm_90")."""
+    """Architecture of a GPU ("gfx1151", "sm_90"), without features such as ":xnack-"."""
     variables: tuple[EnvVariable, ...]
+    device_family: str | None = None
+    """Family whose defaults the device takes ("rdna3.5", "cuda", "cpu"); None in records that are older than it."""
+    compute_units: int | None = None
+    rocm: str | None = None
+    """Version of the ROCm that torch was built for, else of the installed one."""
+    driver: str | None = None
+    """Version of the GPU's kernel driver; of the kernel where the driver is a part of it."""
 
 
 def environment_id(environment: Environment) -> str:
@@ -110,32 +117,32 @@ def read_cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 def _read(device: str, threads: int, variables: tuple[EnvVariable, ...]) -> Environment:
     import torch
 
+    from ..optim.device import profile_from
+    from ..optim.device_readers import read_device, read_versions
+    from ..optim.gfx import parse_gfx
     from .memory import accelerator_facts
 
     name, arch = accelerator_facts(device)
-    library = _convolution_library() if arch is not None else None
-    hip = torch.version.hip
+    profile = profile_from(read_device(torch.device(device)))
+    versions = read_versions()
+    on_gpu = arch is not None
     return Environment(
         python=platform.python_version(),
         torch=str(torch.__version__),
-        cuda=torch.version.cuda,
-        hip=hip,
-        miopen=library if hip else None,
-        cudnn=None if hip else library,
+        cuda=versions.cuda,
+        hip=versions.hip,
+        miopen=versions.miopen if on_gpu else None,
+        cudnn=versions.cudnn if on_gpu else None,
         os=f"{platform.system()} {platform.release()}".strip(),
         machine=platform.machine(),
         cpu=read_cpu_model(),
         cpu_count=os.cpu_count(),
         threads=threads,
         device=name,
-        device_arch=arch,
+        device_arch=parse_gfx(arch) or arch,
         variables=variables,
+        device_family=profile.family,
+        compute_units=profile.compute_units,
+        rocm=versions.rocm,
+        driver=versions.driver if on_gpu else None,
     )
-
-
-def _convolution_library() -> str | None:
-    """Version of cuDNN, or of MIOpen on a ROCm build; None where torch was built without."""
-    import torch
-
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return None if version is None else str(version)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..optim.accelerator import gpu_api, is_gpu, is_hip
 from ..optim.device import available_host_bytes
 from .parts import UNMEASURED, PeakReading
 
@@ -39,9 +40,7 @@ class MemoryCounters:
 
 def counters_for(device: str) -> MemoryCounters:
     """Counters of decodes on `device`. torch.cuda is touched only when that is the device."""
-    import torch
-
-    on_gpu = torch.device(device).type == "cuda"
+    on_gpu = is_gpu(device)
     return MemoryCounters(
         allocated=AllocatorCounter(device, "allocated") if on_gpu else None,
         reserved=AllocatorCounter(device, "reserved") if on_gpu else None,
@@ -57,9 +56,9 @@ class AllocatorCounter:
         """`what` is "allocated" or "reserved"."""
         import torch
 
-        self._cuda = torch.cuda
-        self._now = getattr(torch.cuda, f"memory_{what}")
-        self._peak = getattr(torch.cuda, f"max_memory_{what}")
+        self._api = gpu_api()
+        self._now = getattr(self._api, f"memory_{what}")
+        self._peak = getattr(self._api, f"max_memory_{what}")
         self._device = torch.device(device)
 
     def now_bytes(self) -> int | None:
@@ -72,7 +71,7 @@ class AllocatorCounter:
 
     def reset_peak(self) -> bool:
         """See MemoryCounter. Resets both of the device's maxima."""
-        self._cuda.reset_peak_memory_stats(self._device)
+        self._api.reset_peak_memory_stats(self._device)
         return True
 
 
@@ -140,9 +139,12 @@ def process_counter(proc: Path | None = None) -> MemoryCounter | None:
         return counter
     try:
         import psutil
-    except ImportError:
+
+        found = PsutilCounter(psutil.Process())
+        found.now_bytes()
+    except Exception:  # not installed, or it reads /proc as well and there is none
         return None
-    return PsutilCounter(psutil.Process())
+    return found
 
 
 def system_available_bytes() -> int | None:
@@ -152,9 +154,10 @@ def system_available_bytes() -> int | None:
         return known
     try:
         import psutil
-    except ImportError:
+
+        return int(psutil.virtual_memory().available)
+    except Exception:  # not installed, or it reads /proc as well and there is none
         return None
-    return int(psutil.virtual_memory().available)
 
 
 def accelerator_facts(device: str) -> tuple[str, str | None]:
@@ -162,10 +165,10 @@ def accelerator_facts(device: str) -> tuple[str, str | None]:
     import torch
 
     dev = torch.device(device)
-    if dev.type != "cuda":
+    if not is_gpu(dev):
         return dev.type, None
-    facts = torch.cuda.get_device_properties(dev)
-    arch = getattr(facts, "gcnArchName", None) if torch.version.hip else f"sm_{facts.major}{facts.minor}"
+    facts = gpu_api().get_device_properties(dev)
+    arch = getattr(facts, "gcnArchName", None) if is_hip() else f"sm_{facts.major}{facts.minor}"
     return str(facts.name), arch
 
 

@@ -55,15 +55,17 @@ def choose_device(args: argparse.Namespace) -> str:
     """The torch device to decode on. CommandError if torch cannot use the one named."""
     import torch
 
+    from ...optim.accelerator import GPU, gpu_count, has_gpu, is_gpu
+
     if args.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return GPU if has_gpu() else "cpu"
     try:
         device = torch.device(args.device)
     except RuntimeError:
         raise CommandError(f"--device {args.device} is no device name; give auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type != "cpu" and not is_gpu(device):
         raise CommandError(f"--device {args.device} is not supported; give auto, cpu, cuda or cuda:N")
-    n = torch.cuda.device_count() if device.type == "cuda" else 1
+    n = gpu_count() if is_gpu(device) else 1
     if (device.index or 0) >= n:
         raise CommandError(f"--device {args.device} does not exist, torch sees {n} GPU(s) here; use --device cpu")
     return str(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...optim.events import PHASES, PlanSummary
+from ..environment import Environment
 from ..metrics import Metrics
 from ..parts import DecodeStatus, DtypeMacs, PeakReading, share
 from ..record import DecodeRecord
@@ -335,15 +336,27 @@ def _boundaries(record: DecodeRecord) -> Section:
     return Section(title="Chunk boundaries", rows=tuple(rows))
 
 
+def device_note(e: Environment) -> str:
+    """Architecture, family and compute units of a device, as far as they are known."""
+    units = None if e.compute_units is None else f"{e.compute_units} compute units"
+    family = e.device_family if e.device_family not in (e.device, "other") else None
+    return ", ".join(part for part in (e.device_arch, family, units) if part)
+
+
+def built_with(e: Environment) -> list[str]:
+    """What torch was built with and runs on, by name and version, as far as it is known."""
+    versions = {
+        "CUDA": e.cuda, "HIP": e.hip, "ROCm": e.rocm, "MIOpen": e.miopen, "cuDNN": e.cudnn, "driver": e.driver
+    }  # fmt: skip
+    return [f"{name} {version}" for name, version in versions.items() if version]
+
+
 def _where(record: DecodeRecord) -> Section:
     e = record.environment
-    built = ", ".join(
-        f"{n} {v}" for n, v in (("CUDA", e.cuda), ("HIP", e.hip), ("MIOpen", e.miopen), ("cuDNN", e.cudnn)) if v
-    )
     rows = (
-        Row(label="device", value=e.device, note=e.device_arch or ""),
+        Row(label="device", value=e.device, note=device_note(e)),
         Row(label="CPU", value=e.cpu or NA, note=f"{format_count(e.threads, 'thread')} of {format_count(e.cpu_count)}"),
-        Row(label="torch", value=e.torch, note=built),
+        Row(label="torch", value=e.torch, note=", ".join(built_with(e))),
         Row(label="started", value=record.started_at, note=f"environment {record.environment_id}"),
     )
     return Section(title="Where and when", rows=rows)

@@ -25,6 +25,7 @@ class FakeHost:
     cancel_types: tuple[type[BaseException], ...] = (Interrupted,)
     free: int | None = 8 * GIB
     total: int | None = 8 * GIB
+    loaded: int = 0
     dtype: torch.dtype = torch.float32
     interrupt_after: int | None = None
     """Checks that pass before one raises."""
@@ -51,6 +52,9 @@ class FakeHost:
 
     def total_bytes(self, device: torch.device) -> int | None:
         return self.total
+
+    def loaded_bytes(self, device: torch.device) -> int:
+        return self.loaded
 
     def output_dtype(self, vae: Any) -> torch.dtype:
         return self.dtype
