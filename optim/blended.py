@@ -24,6 +24,7 @@ from .events import SILENT, DecodeObserver, Fallback, OpReport
 from .opaque import Decode, OpaqueDecoder, check_finite, fit_latent, is_finite
 from .packing import dtype_name
 from .rng import RandomScope
+from .scope import backend_scope, flags_for, telling
 from .settings import DecodeSettings
 from .store import Finish, to_unit_range
 from .tiling import Span
@@ -62,10 +63,13 @@ def decode_blended(
     fitted = fit_latent(opaque, latent)
     check_finite(fitted)
     choice = choose_dtype(opaque, settings)
-    plan = plan_blend(opaque, tuple(fitted.shape), settings, profile or describe_device(opaque.device))
+    profile = profile or describe_device(opaque.device)
+    plan = plan_blend(opaque, tuple(fitted.shape), settings, profile)
     warn_of_cut_overlap(plan, settings)
-    with RandomScope(opaque.device, settings.seed) as rng, torch.inference_mode():
-        run = _Run(opaque, fitted, settings, choice, finish, observer, torch.device(out_device), rng)
+    flags = flags_for(profile, settings, opaque=True)
+    with RandomScope(opaque.device, settings.seed) as rng, torch.inference_mode(), backend_scope(flags) as in_force:
+        heard = telling(observer, in_force)
+        run = _Run(opaque, fitted, settings, choice, finish, heard, torch.device(out_device), rng)
         return run.to_end(plan)
 
 

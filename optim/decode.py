@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from .errors_oom import is_out_of_memory
 from .events import SILENT, DecodeObserver, Fallback
 from .executor import PassRunner, Progress, RestartDecode, RunContext
 from .families import lower
+from .isolation import isolated, widest_head
 from .latents import LatentShape, check_latent, check_latent_shape, check_values
 from .packing import DTYPES, PackedWeights, dtype_name
 from .plan import Plan
@@ -27,6 +27,7 @@ from .pool import MemoryPool, Slab
 from .precision import DtypeDecision, WidenedOps, choose_dtypes
 from .prefetch import LatentFeeder
 from .program import Program
+from .scope import flags_for
 from .settings import DecodeSettings
 from .store import Finish, ImageSink, finish_of
 from .summary import with_resident
@@ -40,6 +41,7 @@ from .video.sink import OnFrames
 from .weights import WeightSource
 
 T = TypeVar("T")
+R = TypeVar("R", "_Request", ClipRequest)
 
 MAX_PLANS = 64
 MAX_SMALLER = 4
@@ -224,7 +226,7 @@ class Engine:
         device = torch.device(out_device)
         if is_video(decoder.program):
             request = self._clip_request(decoder, latent, settings, observer, finish, out_dtype, device)
-            image = self._exclusively(decoder, lambda: self._clips.decode(request))
+            image = self._exclusively(request, self._clips.decode)
             assert image is not None
         else:
             pictures = _Request(
@@ -232,7 +234,7 @@ class Engine:
                 observer=observer, finish=finish or finish_of(decoder.program), out_dtype=out_dtype,
                 out_device=device,
             )  # fmt: skip
-            image = self._exclusively(decoder, lambda: self._run_until_done(pictures))
+            image = self._exclusively(pictures, self._run_until_done)
         observer.mark("other")
         return image
 
@@ -259,15 +261,16 @@ class Engine:
         device = torch.device(out_device)
         settings = settings or DecodeSettings()
         request = self._clip_request(decoder, latent, settings, observer, finish, out_dtype, device, on_frames)
-        self._exclusively(decoder, lambda: self._clips.decode(request))
+        self._exclusively(request, self._clips.decode)
         observer.mark("other")
         return request.shape[0] * output_frames(decoder.program, request.shape[2])
 
-    def _exclusively(self, decoder: Decoder, work: Callable[[], T]) -> T:
-        """Run a decode with the pool, without gradients and without the caller's autocast."""
-        with self.pool.exclusive(), torch.inference_mode(), _without_autocast(decoder.device):
-            self.pool.reset_high_water()
-            return work()
+    def _exclusively(self, request: R, work: Callable[[R], T]) -> T:
+        """Run a decode with the pool, with its own flags, without gradients and without the caller's autocast."""
+        decoder = request.decoder
+        flags = flags_for(self.profile_for(decoder), request.settings, head_dim=widest_head(decoder.program))
+        with isolated(self.pool, decoder.device, flags, request.observer) as observer:
+            return work(replace(request, observer=observer))
 
     @staticmethod
     def _clip_request(
@@ -353,11 +356,6 @@ class Engine:
                 feeder.close()
         progress.finish()
         return image
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """The plan alone decides where values are rounded, whatever the caller has turned on."""
-    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

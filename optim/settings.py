@@ -11,6 +11,7 @@ Method = Literal["auto", "exact", "blended", "stock"]
 PrecisionMode = Literal["auto", "fp32", "bf16", "fp16", "mixed"]
 Strategy = Literal["auto", "strips", "tiles"]
 KernelBackend = Literal["auto", "torch", "winograd", "shifted_gemm", "conv2d_sum", "kitchen"]
+Use = Literal["leave", "on", "off"]
 
 KEEP_BYTES = 256 << 20
 """Default bytes that stay in the pool after a decode."""
@@ -57,6 +58,8 @@ class DecodeSettings:
     """What convolutions run on wherever it takes them; all else runs on the device's default, as with `auto`."""
     fp16_accumulation: bool = False
     """Allow kernels that add up products in float16, which loses digits (`kitchen` does)."""
+    cudnn: Use = "leave"
+    """Torch's switch for cuDNN, which on ROCm is MIOpen, for the time of the decode; `leave` is as the host has it."""
 
     def __post_init__(self) -> None:
         """Check every field against its type and range."""
