@@ -80,7 +80,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def start(checkout: Path) -> None:
     """Make ComfyUI's modules and ours importable, as ComfyUI's main.py would on the CPU."""
     if not (checkout / "main.py").is_file():
-        raise SystemExit(f"in_comfyui.py: {checkout} is no ComfyUI checkout: it has no main.py")
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {checkout} is no ComfyUI checkout: it has no main.py")
     folder = tempfile.TemporaryDirectory(prefix="halo-vae-")
     atexit.register(folder.cleanup)
     (Path(folder.name) / "halo_vae").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
