@@ -14,9 +14,10 @@ from ... import __version__
 from .command import Command, CommandError, ExitCode, command_name
 from .decode import DecodeCommand
 from .demo import DemoCommand
+from .doctor import DoctorCommand
 from .plan import PlanCommand
 
-COMMANDS: tuple[Command, ...] = (DecodeCommand(), PlanCommand(), DemoCommand())
+COMMANDS: tuple[Command, ...] = (DecodeCommand(), PlanCommand(), DemoCommand(), DoctorCommand())
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
 
