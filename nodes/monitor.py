@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,12 @@ from ..optim.events import PlanSummary
 from ..optim.opaque import OpaqueDecoder, fit_latent
 from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
+from ..profiling.doctor import diagnose
+from ..profiling.doctor_read import read_facts
 from ..profiling.environment import read_environment
 from ..profiling.metrics import metrics_of
 from ..profiling.record import DecodeRecord
+from ..profiling.render.doctor import warning_rows
 from ..profiling.render.sections import Row, Section, built_with, chunks_row, device_note, metrics_sections
 from ..profiling.render.text import render_line, render_sections
 from ..profiling.render.units import NA, format_bytes, format_count, format_shape
@@ -41,7 +45,7 @@ def render_monitor(session: Session, vae: Any, samples: Mapping[str, Any] | None
     """The panel. VaeError or LatentError for an input that cannot be decoded."""
     opaque = None if vae is None else describe_vae(vae)
     device = torch.device("cpu") if opaque is None else opaque.device
-    sections = [_device(session, device)]
+    sections = [_device(session, device), *_warnings(session, device)]
     if opaque is not None:
         opened = session.decoders.of(vae)
         shapes = _shapes(opaque, samples)
@@ -68,6 +72,15 @@ def _device(session: Session, device: torch.device) -> Section:
         Row(label="attention", value=profile.attention, note=profile.reasons.attention),
     )  # fmt: skip
     return Section(title="Device", rows=rows)
+
+
+def _warnings(session: Session, device: torch.device) -> list[Section]:
+    """What the doctor warns of, in one line each; its whole report is the command line's."""
+    facts = read_facts(
+        str(device), held_bytes=session.held_bytes(), profile=session.engine.profile_of(device), disk=False
+    )  # fmt: skip
+    rows = warning_rows(diagnose(facts, os.environ))
+    return [Section(title="Warnings (`halo-vae doctor` has the whole report)", rows=rows)] if rows else []
 
 
 def _vae(opaque: OpaqueDecoder, opened: Opened) -> Section:

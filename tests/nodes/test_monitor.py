@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from halo_vae.nodes import actions
+from halo_vae.nodes import actions, monitor
 from halo_vae.nodes.advice import advise
 from halo_vae.optim.errors import LatentError
 from halo_vae.optim.events import Fallback
+from halo_vae.profiling.doctor_facts import Facts
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, latent
 from halo_vae.tests.nodes.fake_host import GIB, FakeHost
 from halo_vae.tests.nodes.support import kl_vae, new_session
+from halo_vae.tests.profiling.doctor_fakes import STRIX_HALO, change
 
 SAMPLES = {"samples": latent((2, 4, 6, 10))}
 
@@ -118,3 +121,24 @@ def test_stats_take_a_record_only(ok: DecodeRecord) -> None:
     assert actions.show_stats(new_session(), ok).startswith("Halo VAE · kl on cpu: 2×4×6×10")
     with pytest.raises(ValueError, match="connect the STATS output"):
         actions.show_stats(new_session(), {"status": "ok"})  # type: ignore[arg-type]
+
+
+def test_panel_shows_the_doctors_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = change(STRIX_HALO, flags={"cudnn_benchmark": True, "sdpa_flash": True})
+    asked: list[dict[str, Any]] = []
+
+    def read(device: str, **options: Any) -> Facts:
+        asked.append({"device": device, **options})
+        return facts
+
+    monkeypatch.setattr(monitor, "read_facts", read)
+    session = new_session()
+    text = actions.monitor(session)
+    (line,) = (line for line in text.splitlines() if "cudnn.benchmark" in line)
+    assert line.split()[0] == "warning"
+    assert "torch's fused attention on ROCm" not in text  # a note, for the whole report
+    assert asked[0]["disk"] is False
+    assert not asked[0].get("import_packages")
+    assert asked[0]["held_bytes"] == session.held_bytes()
+    monkeypatch.setattr(monitor, "read_facts", lambda device, **options: STRIX_HALO)
+    assert "Warnings" not in actions.monitor(session)
