@@ -135,18 +135,31 @@ def weight_bytes(op: Conv, fold: bool, dtype: str) -> int:
 
 
 def step_scratch(
-    step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size, *, attention: str, cached: bool
+    step: OpPlan, dtypes: DtypePlan, program: Program, latent: Size, *, attention: str, cached: bool, unfolds: bool
 ) -> int:
-    """Bytes that one sweep's kernels hold besides pooled buffers, at their peak."""
+    """Bytes that one sweep's kernels hold besides pooled buffers, at their peak.
+
+    `unfolds`: the framework's convolution may copy its input once per tap, one picture at a time.
+    """
     if isinstance(step.op, Attention):
         return _attention_scratch(step, latent, program, attention)
     if not isinstance(step.op, Conv):
         _, h, w = value_size(program, step.op.output, latent)
         return step.grid.n_images * program.values[step.op.output].channels * h * w * 4
-    return _conv_scratch(step, step.op, dtypes, program, cached)
+    unfolded = unfolded_bytes(step, step.op) if unfolds and step.backend == "torch" else 0
+    return _conv_scratch(step, step.op, dtypes, program, cached, unfolded)
 
 
-def _conv_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, cached: bool) -> int:
+def unfolded_bytes(step: OpPlan, op: Conv) -> int:
+    """Bytes of one picture's tile copied once per tap (im2col), which a 1x1 convolution does without."""
+    edge = kernel_edge(op, step.folded)
+    _, _, h, w = conv_result_shape(op, step.folded, step.grid.tiles()[0])
+    return op.in_channels * edge**2 * h * w * ITEMSIZE[step.dtype] if edge > 1 else 0
+
+
+def _conv_scratch(
+    step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, cached: bool, unfolded: int
+) -> int:
     """Its result, with the kernel's copies of the weights while it runs, or with what finishing makes after it."""
     tile, item = step.grid.tiles()[0], ITEMSIZE[step.dtype]
     b, c, h, w = conv_result_shape(op, step.folded, tile)
@@ -159,7 +172,7 @@ def _conv_scratch(step: OpPlan, op: Conv, dtypes: DtypePlan, program: Program, c
     copies = 2 if op.halo and not step.folded else 1
     if step.backend != "torch":  # laid out in the pool, or in the map's layout only
         copies = 0 if step.backend == "shifted_gemm" or step.folded else 1
-    kernel = weights * (copies + (0 if cached else 1)) + _kernel_scratch(step, op)
+    kernel = weights * (copies + (0 if cached else 1)) + _kernel_scratch(step, op) + unfolded
     if not needs_staging(op, dtypes) and op.inputs[0] != 0:
         kernel += b * op.in_channels * tile.rows.size * tile.cols.size * item  # a strided slice is made dense
     after = [kernel, _finish_scratch(step, op, dtypes, program)]

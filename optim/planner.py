@@ -12,6 +12,7 @@ from .device import DeviceProfile
 from .errors import PlanError
 from .events import Choice, PeakPrediction
 from .kernels.dispatch import BackendChoice, choose_backend, choose_layout
+from .limits import LARGEST_TENSOR, check_kernels, oversized
 from .placement import Placer, with_modes
 from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
 from .pool import slab_bytes
@@ -79,6 +80,8 @@ def _plan_with(
     sizes = [n] * (batch // n) + ([batch % n] if batch % n else [])
     prefetch = settings.memory_prefetching and len(sizes) > 1
     by_size = {size: maker.make(size) for size in dict.fromkeys(sizes)}
+    for made in by_size.values():
+        check_kernels(made.steps, program, made.latent, profile.workers)
     passes = tuple(by_size[size] for size in sizes)
     latents = latent_buffer_bytes(program, n, (1, height, width), decision.dtypes.stream) * (2 if prefetch else 1)
     pool = slab_bytes(max(p.arena.nbytes for p in by_size.values()) + latents)
@@ -143,6 +146,8 @@ def _images_per_pass(
     )
     while n > 1 and profile.budget_bytes is not None and maker.make(n).arena.nbytes > profile.budget_bytes // 2:
         n, reason = n - 1, "limited by free memory"
+    while n > 1 and oversized(maker.make(n).steps, program, (1, *size), profile.workers) is not None:
+        n, reason = n - 1, f"no kernel gets more than {LARGEST_TENSOR} elements"
     return n, Choice(name="images_per_pass", value=str(n), reason=reason)
 
 
@@ -191,6 +196,7 @@ class _PassMaker:
                 self._latent,
                 attention=self._profile.attention,
                 cached=not self._converts(s),
+                unfolds=self._profile.unfolds,
             )
             for s in steps
         ]
@@ -271,34 +277,32 @@ class _PassMaker:
     def _conv_grid(self, op: Conv, fold: bool, n: int, h: int, w: int) -> TileGrid:
         # a result is added up in the stored dtype, which may be the wider one
         item = max(ITEMSIZE[self._dtypes.of(op.name)], ITEMSIZE[self._dtypes.stream])
-        widest = max(op.in_channels, conv_out_channels(op, fold)) * item
-        area = max(1, self._profile.tile_bytes // widest)
+        channels = max(op.in_channels, conv_out_channels(op, fold))
+        area, most = max(1, self._profile.tile_bytes // (channels * item)), LARGEST_TENSOR // channels
         # at the resolution the kernel runs at, tile_size picture pixels are this many elements
         out_scale = self._program.scale[1]
         scale = self._program.values[op.inputs[0]].scale[1] * (1 if fold else op.upsample)
         tile_size = self._settings.tile_size
         if self._strategy == "tiles":
-            return self._tile_grid(n, h, w, area, scale, tile_size // out_scale if tile_size else BASE_TILE_LAT)
+            lat = tile_size // out_scale if tile_size else BASE_TILE_LAT
+            return self._tile_grid(n, h, w, area, most, scale, lat)
         if tile_size:
             area = min(area, max(1, tile_size * tile_size * scale * scale // (out_scale * out_scale)))
-        if h * w <= area:
+        # with its halo a tile is two rows and columns larger
+        whole = min(area // (h * w), most // ((h + 2) * (w + 2)))
+        if whole > 0:
+            per_call = largest_divisor(n, whole)
             return TileGrid(
-                n_images=n,
-                height=h,
-                width=w,
-                images_per_call=largest_divisor(n, area // (h * w)),
-                rows=h,
-                cols=w,
-                slides=False,
-            )
-        rows = even_strip(h, area // w)
+                n_images=n, height=h, width=w, images_per_call=per_call, rows=h, cols=w, slides=False
+            )  # fmt: skip
+        rows = even_strip(h, min(area // w, most // (w + 2) - 2))
         return TileGrid(n_images=n, height=h, width=w, images_per_call=1, rows=rows, cols=w, slides=False)
 
-    def _tile_grid(self, n: int, h: int, w: int, area: int, scale: int, edge_lat: int) -> TileGrid:
+    def _tile_grid(self, n: int, h: int, w: int, area: int, most: int, scale: int, edge_lat: int) -> TileGrid:
         edge = max(1, min(edge_lat, BASE_TILE_LAT)) * scale
-        while edge > 8 and edge * edge > area:
+        while edge > 8 and (edge * edge > area or (edge + 2) ** 2 > most):
             edge = -(-edge // 2)
-        per_call = largest_divisor(n, max(1, area // (edge * edge)))
+        per_call = largest_divisor(n, max(1, min(area // (edge * edge), most // (edge + 2) ** 2)))
         return TileGrid(n_images=n, height=h, width=w, images_per_call=per_call, rows=min(edge, h), cols=min(edge, w))
 
     def _attention_grid(self, op: Attention, n: int, pixels: int) -> TileGrid:

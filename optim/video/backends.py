@@ -207,7 +207,28 @@ class Backends:
         finish = 0 if plan.direct else 4 * op.out_channels * plan.rows * plan.cols * grow * 2
         if plan.backend == WINOGRAD:
             return weights + finish
-        return 2 * result + 2 * weights + finish
+        return 2 * result + 2 * weights + finish + (self._unfolded(op, plan, n) if self.profile.unfolds else 0)
+
+    def _unfolded(self, op: ClipConv, plan: ConvPlan, n: int) -> int:
+        """Bytes of a tile copied once per tap (im2col), of one frame, or of all where the kernel is a 3-D one."""
+        taps = 4 if op.upsample == 2 and op.halo else op.kernel[1] * op.kernel[2]
+        frames = n * op.kernel[0] if plan.backend == CONV_3D else 1
+        item = ITEMSIZE[self._dtypes.of(op.name)]
+        return frames * taps * op.in_channels * plan.rows * plan.cols * item if taps > 1 else 0
+
+    def kernel_elements(self, index: int, n: int) -> int:
+        """Elements of the largest tensor that a run of `n` frames gives to one kernel."""
+        op = self.program.ops[index]
+        shape = self.layouts.frames[op.inputs[0]]
+        if isinstance(op, ClipConv):
+            item = ITEMSIZE[self._dtypes.of(op.name)]
+            plan, parts = self.plans[index], self._conv_parts(index, op, n).values()
+            result = n * op.out_channels * plan.rows * plan.cols * op.upsample**2
+            return max(result, *(nbytes // item for nbytes in parts))
+        if isinstance(op, ClipAttention) and op.scope != "past":
+            tokens = shape.height * shape.width * (n if op.scope == "clip" else 1)
+            return tokens * max(op.channels, self.attention_rows(op, tokens))
+        return max(shape.elements, self.layouts.frames[op.output].elements)
 
     def _attention_scratch(self, op: ClipAttention, n: int) -> int:
         shape = self.layouts.frames[op.inputs[0]]

@@ -9,6 +9,7 @@ from ..costs import ITEMSIZE
 from ..device import DeviceProfile
 from ..errors import PlanError
 from ..events import Choice, ConvShape, PeakPrediction, PlanSummary
+from ..limits import LARGEST_TENSOR, refuse
 from ..plan import DtypePlan, Layout
 from ..pool import slab_bytes
 from ..precision import DtypeDecision
@@ -196,6 +197,9 @@ def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Dr
             continue
         key = step.index, step.stop - step.start
         if key not in costs:
+            elements = backends.kernel_elements(*key)
+            if elements > LARGEST_TENSOR:
+                refuse(program.ops[step.index].name, elements)
             costs[key] = _costs(program, layouts, backends, *key)
             for shape in _shapes(backends, *key):
                 total.shapes[shape] = None
