@@ -274,9 +274,10 @@ def test_rf_10_an_import_changes_nothing(variables: dict[str, str], tmp_path: Pa
     environ = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
     names = modules_without_a_host()
     assert {"halo_vae.optim.decode", "halo_vae.nodes.session", "halo_vae.profiling.cli.app"} <= set(names)
+    search = filter(None, [os.environ.get("PYTHONPATH")])
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS.replace("NAMES", repr(names))],
-        env=environ | variables | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        env=environ | variables | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *search))}, cwd=tmp_path,
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,9 +21,10 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip("the probe forks, which this system cannot")
     root = tmp_path_factory.mktemp("path")
     (root / "halo_vae").symlink_to(Path(__file__).resolve().parents[2], target_is_directory=True)
+    search = filter(None, [os.environ.get("PYTHONPATH")])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "from halo_vae.tests.optim.flag_probe import main; main()"],
-        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(root), *search)), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
