@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..optim.errors import HaloError
+from ..optim.files import locked, user_dir
 from .record import SCHEMA_VERSION, DecodeRecord
 
-APP = "halo-vae"
 MAX_BYTES = 16 << 20
 """Size at which the file is set aside and a new one begun."""
 KEEP_FILES = 4
 """Files kept, the current one included."""
-_LOCK_TRIES = 200
-_LOCK_PAUSE_S = 0.01
 
 Line = dict[str, Any]
 Step = Callable[[Line], Line]
@@ -45,26 +41,11 @@ class History:
 
 
 def data_dir(environ: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
-    """Folder of the history. $HALO_VAE_DATA_DIR, else the user's data folder under `halo-vae`. Creates nothing.
-
-    The same folder with and without platformdirs installed. StoreError where the user has no home folder.
-    """
-    env = os.environ if environ is None else environ
-    if env.get("HALO_VAE_DATA_DIR"):
-        return Path(env["HALO_VAE_DATA_DIR"])
-    if environ is None and platform == sys.platform:
-        with contextlib.suppress(ImportError):
-            from platformdirs import user_data_dir
-
-            return Path(user_data_dir(APP, appauthor=False))
+    """Folder of the history; creates nothing. StoreError where the user has no home folder."""
     try:
-        if platform == "win32":
-            return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / APP
-        if platform == "darwin":
-            return Path.home() / "Library" / "Application Support" / APP
-        return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / APP
-    except RuntimeError as error:
-        raise StoreError(f"there is no home folder ({error}); set HALO_VAE_DATA_DIR to a folder") from error
+        return user_dir("data", environ, platform)
+    except HaloError as error:
+        raise StoreError(str(error)) from error
 
 
 def upgrade(line: Line, upgrades: Mapping[int, Step] = UPGRADES, version: int = SCHEMA_VERSION) -> Line:
@@ -97,7 +78,7 @@ class HistoryStore:
         line = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.with_name(self.path.name + ".lock")):
+            with locked(self.path.with_name(self.path.name + ".lock")):
                 self._rotate(len(line))
                 _append_bytes(self.path, line)
         except OSError as error:
@@ -179,53 +160,3 @@ def _read_file(path: Path) -> tuple[list[DecodeRecord], list[str]]:
         except ValueError as error:
             left_out.append(f"{path.name}: {error}")
     return records, left_out
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system lets go of it if the process dies. OSError if it stays taken for two seconds."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        _take(fd)
-        try:
-            yield
-        finally:
-            _let_go(fd)
-    finally:
-        os.close(fd)
-
-
-def _take(fd: int) -> None:
-    for _ in range(_LOCK_TRIES):
-        if _try_lock(fd):
-            return
-        time.sleep(_LOCK_PAUSE_S)
-    raise OSError("another process holds the history's lock")
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(fd: int) -> bool:
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _let_go(fd: int) -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _try_lock(fd: int) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _let_go(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)

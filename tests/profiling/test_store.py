@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from halo_vae.optim import files
 from halo_vae.profiling import store
 from halo_vae.profiling.record import DecodeRecord
 from halo_vae.profiling.store import HistoryStore, StoreError, data_dir, upgrade
@@ -201,9 +202,9 @@ def test_an_unwritable_place_is_a_store_error(tmp_path: Path) -> None:
 
 def test_a_lock_that_stays_taken_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(store, "_try_lock", lambda fd: False)
-    monkeypatch.setattr(store.time, "sleep", pauses.append)
-    with pytest.raises(StoreError, match="another process holds the history's lock"):
+    monkeypatch.setattr(files, "_try_lock", lambda fd: False)
+    monkeypatch.setattr(files.time, "sleep", pauses.append)
+    with pytest.raises(StoreError, match="another process holds the lock history.jsonl.lock"):
         HistoryStore(tmp_path / "history.jsonl").append(make_record())
     assert sum(pauses) == pytest.approx(2.0)
 
@@ -216,7 +217,7 @@ def test_the_lock_is_held_while_writing_and_let_go_after(tmp_path: Path, monkeyp
 
     def looking(fd: int, data: bytes) -> int:
         other = os.open(lock, os.O_RDWR)
-        seen.append(store._try_lock(other))
+        seen.append(files._try_lock(other))
         os.close(other)
         return write(fd, data)
 
