@@ -10,10 +10,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
+from ..optim.errors import HaloError
+from ..optim.files import user_dir
 from ..optim.kernels.backends import KITCHEN_PACKAGE
 from .doctor_facts import FolderFacts, KitchenBackend, KitchenFacts, KitchenFunction
-from .store import StoreError, data_dir
 
 MOST_FILES = 100_000
 """Files after which a folder's size is given up."""
@@ -23,22 +25,27 @@ _PACKAGE = "comfy-kitchen"
 def read_folders(
     environ: Mapping[str, str] | None = None, home: Path | None = None, platform: str = sys.platform
 ) -> tuple[FolderFacts, ...]:
-    """Our data folder and MIOpen's databases and kernels: where they are and how large. Creates nothing.
+    """Our folders and MIOpen's databases and kernels: where they are and how large. Creates nothing.
 
     Of MIOpen's, those that exist; where none does, the place where MIOpen would make it.
     """
     env = os.environ if environ is None else environ
-    places: list[tuple[str, Path | None]] = [("history", find_data_dir(environ, platform))]
+    places: list[tuple[str, Path | None]] = [
+        ("history", find_user_dir("data", environ, platform)),
+        ("cache", find_user_dir("cache", environ, platform)),
+    ]
     places += [("MIOpen user db", path) for path in _miopen_places(env, home, platform, "db")]
     places += [("MIOpen kernel cache", path) for path in _miopen_places(env, home, platform, "cache")]
     return tuple(measure_folder(purpose, path) for purpose, path in places)
 
 
-def find_data_dir(environ: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path | None:
-    """Folder of the history; None where there is no place for one."""
+def find_user_dir(
+    kind: Literal["data", "cache"], environ: Mapping[str, str] | None = None, platform: str = sys.platform
+) -> Path | None:
+    """Our folder of the history, or of what can be made again; None where there is no place for one."""
     try:
-        return data_dir(environ, platform)
-    except StoreError:
+        return user_dir(kind, environ, platform)
+    except HaloError:
         return None
 
 

@@ -32,7 +32,7 @@ from .doctor_facts import (
     VersionFacts,
 )
 from .doctor_folders import (
-    find_data_dir,
+    find_user_dir,
     read_comfyui_version,
     read_folders,
     read_history_lines,
@@ -74,7 +74,7 @@ def read_facts(
         platform=_platform(env, system),
         kitchen=read_kitchen(import_packages),
         folders=read_folders(environ, home, system) if disk else (),
-        history_lines=read_history_lines(find_data_dir(environ, system)) if disk else None,
+        history_lines=read_history_lines(find_user_dir("data", environ, system)) if disk else None,
         pool=PoolFacts(held_bytes=held_bytes, keep_bytes=keep_bytes),
     )
 

@@ -16,7 +16,7 @@ from halo_vae.optim.settings import KEEP_BYTES
 from halo_vae.profiling import doctor_folders, doctor_read
 from halo_vae.profiling.doctor import diagnose
 from halo_vae.profiling.doctor_folders import (
-    find_data_dir,
+    find_user_dir,
     measure_folder,
     read_comfyui_version,
     read_folders,
@@ -39,7 +39,8 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_facts_of_this_process(tmp_path: Path) -> None:
-    facts = read_facts("cpu", {"HALO_VAE_DATA_DIR": str(tmp_path / "none")}, home=tmp_path)
+    environ = {f"HALO_VAE_{kind}_DIR": str(tmp_path / kind) for kind in ("DATA", "CACHE")}
+    facts = read_facts("cpu", environ, home=tmp_path)
     assert (facts.device.name, facts.device.kind, facts.device.family) == ("cpu", "cpu", "cpu")
     assert facts.device.native_dtypes == describe_device("cpu").native_dtypes
     assert facts.versions.torch == str(torch.__version__)
@@ -47,7 +48,7 @@ def test_facts_of_this_process(tmp_path: Path) -> None:
     assert facts.platform.cpu_count == os.cpu_count()
     assert facts.pool.held_bytes is None
     assert facts.pool.keep_bytes == KEEP_BYTES
-    assert [f.exists for f in facts.folders] == [False, False, False]
+    assert [f.exists for f in facts.folders] == [False] * 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,8 +85,9 @@ def test_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (facts.platform.kfd, facts.platform.wsl) == (None, False)
     assert (facts.memory.host_available_bytes, facts.memory.budget_bytes) == (None, None)
     assert (facts.memory.swap_total_bytes, facts.device.kernel_gfx) == (None, None)
-    places = [str(Path(f.path or "").relative_to(tmp_path)) for f in facts.folders]
-    assert places == [str(Path("Local", "halo-vae")), str(Path(".miopen", "db")), str(Path(".miopen", "cache"))]
+    places = [Path(f.path or "").relative_to(tmp_path) for f in facts.folders]
+    ours = Path("Local", "halo-vae")
+    assert places == [ours, ours / "Cache", Path(".miopen", "db"), Path(".miopen", "cache")]
     assert "unknown" in render_report(diagnose(facts, environ))
 
 
@@ -175,7 +177,7 @@ def test_folder_that_cannot_be_read_has_no_size(tmp_path: Path, monkeypatch: pyt
 
 def test_miopen_folders_by_variable_by_presence_and_by_default(tmp_path: Path) -> None:
     def paths(environ: dict[str, str]) -> list[str]:
-        return [str(f.path) for f in read_folders(environ, tmp_path, "linux")[1:]]
+        return [str(f.path) for f in read_folders(environ, tmp_path, "linux")[2:]]
 
     config, cache = tmp_path / ".config" / "miopen", tmp_path / ".cache" / "miopen"
     assert paths({}) == [str(config), str(cache)]
@@ -192,8 +194,9 @@ def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no home")
 
     monkeypatch.setattr(Path, "home", fail)
-    assert find_data_dir({}, "linux") is None
-    assert [f.path for f in read_folders({}, None, "linux")] == [None, None, None]
+    assert find_user_dir("data", {}, "linux") is None
+    assert find_user_dir("cache", {}, "linux") is None
+    assert [f.path for f in read_folders({}, None, "linux")] == [None] * 4
     assert read_history_lines(None) is None
 
 
