@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         title="this torch was built for ROCm, but sees no GPU",
         advice="check that the amdgpu driver is loaded, that this user is in the groups render and video, and "
         "that no *_VISIBLE_DEVICES variable hides the GPU",
-        reference="https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html",
+        reference="https://rocm.docs.amd.com/projects/install-on-linux/en/docs-6.2.2/install/prerequisites.html",
     ),
     Rule(
         id="gfx_override", severity="warning", check=_gfx_override,
