@@ -204,7 +204,7 @@ def test_a_lock_that_stays_taken_is_a_store_error(tmp_path: Path, monkeypatch: p
     pauses: list[float] = []
     monkeypatch.setattr(files, "_try_lock", lambda fd: False)
     monkeypatch.setattr(files.time, "sleep", pauses.append)
-    with pytest.raises(StoreError, match="another process holds the lock history.jsonl.lock"):
+    with pytest.raises(StoreError, match=r"another process holds the lock history\.jsonl\.lock"):
         HistoryStore(tmp_path / "history.jsonl").append(make_record())
     assert sum(pauses) == pytest.approx(2.0)
 
