@@ -64,3 +64,22 @@ def test_float32_on_the_cpu_leaves_the_gpus_settings_alone() -> None:
         inside = state()
         assert in_force.changes == ()
     assert inside == before
+
+
+def in_full(backend: str) -> bool:
+    """True where convolutions and products of a backend are not rounded."""
+    now = state()
+    if has_precisions():
+        return {now[f"{backend}.matmul"], now[f"{backend}.conv"]} <= {"ieee", "none"}
+    return now["float32_matmul_precision"] == "highest" and (backend == "mkldnn" or now["cudnn.allow_tf32"] is False)
+
+
+def test_backends_of_nested_scopes_add_up() -> None:
+    before = state()
+    assert not in_full("cuda")
+    with backend_scope(BackendFlags(float32=("cuda",))):
+        with backend_scope(BackendFlags(float32=("mkldnn",))):
+            assert in_full("cuda")
+            assert in_full("mkldnn")
+        assert in_full("cuda")
+    assert state() == before
