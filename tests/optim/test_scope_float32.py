@@ -74,12 +74,14 @@ def in_full(backend: str) -> bool:
     return now["float32_matmul_precision"] == "highest" and (backend == "mkldnn" or now["cudnn.allow_tf32"] is False)
 
 
-def test_backends_of_nested_scopes_add_up() -> None:
+@pytest.mark.parametrize("backends", [("cuda", "mkldnn"), ("mkldnn", "cuda")])
+def test_backends_of_nested_scopes_add_up(backends: tuple[Any, Any]) -> None:
+    outer, inner = backends
     before = state()
     assert not in_full("cuda")
-    with backend_scope(BackendFlags(float32=("cuda",))):
-        with backend_scope(BackendFlags(float32=("mkldnn",))):
+    with backend_scope(BackendFlags(float32=(outer,))):
+        with backend_scope(BackendFlags(float32=(inner,))):
             assert in_full("cuda")
             assert in_full("mkldnn")
-        assert in_full("cuda")
+        assert in_full(outer)
     assert state() == before
