@@ -37,6 +37,12 @@ def gpu_api() -> Any:
     return torch.cuda
 
 
+def wait_for(device: torch.device) -> None:
+    """Return when a CUDA or HIP device has done all it was given; at once for any other."""
+    if is_gpu(device):
+        gpu_api().synchronize(device)
+
+
 class SideStream:
     """A second queue of a GPU for copies; does nothing on devices without one."""
 

@@ -12,7 +12,7 @@ from .device import DeviceProfile
 from .errors import PlanError
 from .events import Choice, PeakPrediction
 from .kernels.dispatch import BackendChoice, choose_backend, choose_layout
-from .limits import LARGEST_TENSOR, check_kernels, oversized
+from .limits import LARGEST_TENSOR, check_kernels, oversized, refuse
 from .placement import Placer, with_modes
 from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
 from .pool import slab_bytes
@@ -306,6 +306,8 @@ class _PassMaker:
         return TileGrid(n_images=n, height=h, width=w, images_per_call=per_call, rows=min(edge, h), cols=min(edge, w))
 
     def _attention_grid(self, op: Attention, n: int, pixels: int) -> TileGrid:
+        if pixels * op.channels > LARGEST_TENSOR:  # keys cannot be cut
+            refuse(op.name, pixels * op.channels)
         item = ITEMSIZE[self._dtypes.of(op.name)]
         per_row = pixels * 4 if self._profile.attention == "matmul" else op.channels * item
         rows = even_strip(pixels, max(1, min(ATTENTION_ROWS, self._profile.tile_bytes // per_row)))

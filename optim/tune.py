@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .accelerator import wait_for
 from .decode import Decoder, Engine
 from .device import DeviceProfile
 from .errors import HaloError, SettingsError
@@ -57,7 +58,7 @@ class TuneOptions:
     """What tuning may spend and try."""
 
     budget_s: float = 60.0
-    """No candidate begins after so many seconds."""
+    """After so many seconds nothing more is timed; a decode that runs is finished, and so are those of the rules."""
     precisions: bool = False
     """Try narrower arithmetic too: it changes the picture, by the error that is kept with it."""
     fp16_accumulation: bool = False
@@ -73,6 +74,10 @@ class _State:
     best_error: float | None = None
     measured: list[Measured] = field(default_factory=list)
     complete: bool = True
+
+
+class _TimeIsUp(Exception):  # noqa: N818 (an outcome)
+    """The budget is spent in the middle of a candidate, which then counts as not tried."""
 
 
 def candidates(decoder: Decoder, profile: DeviceProfile, options: TuneOptions) -> list[list[Overrides]]:
@@ -127,6 +132,12 @@ def tune(
     total, done = sum(map(len, axes)), 0
     report(0, total, "timing the rules' own choice")
     rule_ns = _time_alone(timer, Overrides(), len(PROBES) - 1)
+
+    def in_time(overrides: Overrides, probe: int, *, first: bool) -> int:
+        if clock() - begun >= options.budget_s:
+            raise _TimeIsUp
+        return timer(overrides, probe, first=first)
+
     state.best_ns = rule_ns
     bad = known.bad if known is not None else frozenset[Overrides]()
     state.measured += [m for m in (known.measured if known is not None else ()) if m.overrides in bad]
@@ -139,7 +150,10 @@ def tune(
                 if clock() - begun >= options.budget_s:
                     state.complete = False
                 elif merged not in bad and merged != state.best and not _same(merged, profile):
-                    _try_candidate(state, merged, profile, timer, check, survive)
+                    try:
+                        _try_candidate(state, merged, profile, in_time, check, survive)
+                    except _TimeIsUp:
+                        state.complete = False
                 done += 1
         report(total, total, f"best: {state.best.text}")
     except BaseException:
@@ -252,8 +266,7 @@ class DecodeTimer:
         return engine.decode(self._decoder, self._latents[probe], settings)
 
     def _synchronise(self) -> None:
-        if self._decoder.device.type == "cuda":
-            torch.cuda.synchronize(self._decoder.device)
+        wait_for(self._decoder.device)
 
 
 def check_options(options: TuneOptions) -> None:
