@@ -96,7 +96,7 @@ class Convolver:
         op, fold, dtype, block = self._op, self._step.fold, self._weight.dtype, self._block
         last = self._runner.context.plan.layout == "channels_last"
         memory = self._filter.view(dtype)
-        filters = shifted_gemm.transform_filter(self._weight, memory, fold=fold, channels_last=last)
+        filters = (shifted_gemm.transform_filter(self._weight, memory, fold=fold, channels_last=last),)
         bias = self._bias if self._bias is None else self._bias[: op.out_channels]
 
         def run(x: Tensor, tile: Tile) -> Computed:

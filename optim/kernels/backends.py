@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..tiling import TileGrid
 
 Medium = Literal["pictures", "clips"]
+Upsampled = Literal["picture", "frame", "frames"]
+"""Where an upsampling may come before a kernel: in pictures, in clips under one frame, and under several frames."""
 
 MIN_CHANNELS = 32
 """Below this the transforms of `winograd` cost more than the products they save."""
@@ -47,7 +49,12 @@ class ConvCase:
     tile: int
     """Output pixels of the largest call."""
     pixels: int
-    """Output pixels of the op."""
+    """Output pixels of the op, for each frame of its kernel."""
+
+    @property
+    def upsampled(self) -> Upsampled:
+        """What an upsampling of this case comes before."""
+        return "picture" if self.medium == "pictures" else "frame" if self.kernel[0] == 1 else "frames"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ class Constraints:
     """Edges of a kernel in H and W; empty = all."""
     frames: tuple[int, ...] = ()
     """Frames of a kernel; empty = all."""
-    upsampling: bool = True
+    upsampling: tuple[Upsampled, ...] = ("picture", "frame", "frames")
     least_channels: int = 1
     in_multiple: int = 1
     in_below: int = 0
@@ -104,7 +111,7 @@ KITCHEN_PACKAGE = Package(
         ("group_norm_stats3d", ("x", "num_groups", "eps")),
     ),
 )
-TORCH = Constraints(name="torch")
+TORCH = Constraints(name="torch", upsampling=("picture", "frame"))
 WINOGRAD = Constraints(
     name="winograd",
     dtypes=("float32",),
@@ -115,7 +122,7 @@ WINOGRAD = Constraints(
     least_edge=winograd.EDGE,
     least_pixels=MIN_PIXELS,
 )
-SHIFTED_GEMM = Constraints(name="shifted_gemm", media=("pictures",), edges=(3,))
+SHIFTED_GEMM = Constraints(name="shifted_gemm", edges=(3,))
 CONV2D_SUM = Constraints(name="conv2d_sum", media=("clips",), frames=(2, 3, 4, 5))
 KITCHEN = Constraints(
     name="kitchen",
@@ -125,6 +132,7 @@ KITCHEN = Constraints(
     dtypes=("float16",),
     layouts=("channels_last",),
     edges=(3,),
+    upsampling=("picture",),
     in_multiple=8,
     in_below=8,
     out_multiple=8,
@@ -203,8 +211,8 @@ def _shape(c: Constraints, case: ConvCase) -> list[str]:
     written_out = case.upsample == 2 and not case.fold
     if c.edges and (case.kernel[1] not in c.edges or case.kernel[1] != case.kernel[2] or written_out):
         why.append(f"takes only {_either([f'{e}x{e}' for e in c.edges])} kernels, upsampled or not")
-    elif case.upsample == 2 and not c.upsampling:
-        why.append("takes no upsampling")
+    elif case.upsample == 2 and case.upsampled not in c.upsampling:
+        why.append(f"takes no upsampling before a kernel over a {case.upsampled}".replace("a frames", "several frames"))
     if c.frames and case.medium == "clips" and case.kernel[0] not in c.frames:
         why.append(f"takes kernels over {_either([str(f) for f in c.frames])} frames only")
     outputs = case.out_channels // (4 if case.fold else 1)

@@ -15,6 +15,7 @@ framework's products give back what they were given; float32 products are added 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -61,21 +62,22 @@ def products(height: int, width: int, out_channels: int, *, fold: bool) -> int:
 
 
 def convolve(
-    x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, out: Tensor, *, channels_last: bool
+    x: Tensor, filters: Sequence[Tensor], bias: Tensor | None, scratch: Tensor, out: Tensor, *, channels_last: bool
 ) -> Tensor:
-    """Valid convolution of x [B, C, h + 2, w + 2] into out [B, K, h, w], or [B, K, 2 h, 2 w] by a folded filter.
+    """Valid convolution of x [B, C, h + 2, w + 2] into out [B, K, h, w], or [B, K, 2 h, 2 w] by folded filters.
 
     x and out are dense and of one layout, that of `filters`; `bias` is [K]; `scratch` is flat bytes of
-    `scratch_bytes`.
+    `scratch_bytes`. `filters` has one entry for pictures; with kt of them x holds the kt - 1 frames before as well,
+    and frame i of `out` is the sum of `filters[j]` over frames i + j.
     """
-    b, c, hp, wp = x.shape
+    _, c, hp, wp = x.shape
     k, h, w = out.shape[1], hp - 2, wp - 2
     bands = _Bands(x, filters, bias, scratch, h, w, channels_last=channels_last)
     step = band_rows(k, h, w)
-    for image in range(b):
-        flat = x[image].permute(1, 2, 0).view(hp * wp, c) if channels_last else x[image].view(c, hp * wp)
+    flat = [p.permute(1, 2, 0).view(hp * wp, c) if channels_last else p.view(c, hp * wp) for p in x]
+    for image, target in enumerate(out):
         for top in range(0, h, step):
-            bands.add_up(flat, out[image], top, min(step, h - top))
+            bands.add_up(flat[image : image + len(filters)], target, top, min(step, h - top))
     return out
 
 
@@ -83,28 +85,31 @@ class _Bands:
     """Sums of bands of rows, in one piece of memory."""
 
     def __init__(
-        self, x: Tensor, filters: Tensor, bias: Tensor | None, scratch: Tensor, h: int, w: int, *, channels_last: bool
-    ) -> None:
+        self, x: Tensor, filters: Sequence[Tensor], bias: Tensor | None, scratch: Tensor, h: int, w: int, *,
+        channels_last: bool,
+    ) -> None:  # fmt: skip
         self.filters, self.last, self.width, self.wide = filters, channels_last, w, w + 2
-        self.k = filters.shape[3 if channels_last else 2]
-        self.edge = math.isqrt(filters.shape[1])
+        self.k = filters[0].shape[3 if channels_last else 2]
+        self.edge = math.isqrt(filters[0].shape[1])
         self.bias = bias if bias is None or channels_last else bias[:, None]
         size = band_rows(self.k, h, w) * self.wide * self.k
         wide_dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
         (self.sums,) = carve(scratch[: size * wide_dtype.itemsize].view(wide_dtype), ((size,),))
         self.product = scratch[size * wide_dtype.itemsize :].view(x.dtype)[:size] if wide_dtype != x.dtype else None
 
-    def add_up(self, flat: Tensor, out: Tensor, top: int, rows: int) -> None:
-        """Output rows [top, top + rows) of one picture, all phases."""
-        pixels = rows * self.wide
-        used, grow = pixels - 2, 2 if len(self.filters) == 4 else 1
+    def add_up(self, frames: Sequence[Tensor], out: Tensor, top: int, rows: int) -> None:
+        """Output rows [top, top + rows) of one picture, all phases; `frames` are what the filters' taps lie over."""
+        pixels, phases = rows * self.wide, len(self.filters[0])
+        used, grow = pixels - 2, 2 if phases == 4 else 1
         sums = self._view(self.sums, pixels)
-        for phase, taps in enumerate(self.filters):
+        for phase in range(phases):
             i, j = divmod(phase, 2)
-            for tap, matrix in enumerate(taps):
-                row, col = divmod(tap, self.edge)
-                start = (top + i + row) * self.wide + j + col
-                self._add(self._slice(flat, start, used), matrix, self._slice(sums, 0, used), first=tap == 0)
+            for k, (flat, taps) in enumerate(zip(frames, self.filters, strict=True)):
+                for tap, matrix in enumerate(taps[phase]):
+                    row, col = divmod(tap, self.edge)
+                    start = (top + i + row) * self.wide + j + col
+                    first = k == tap == 0
+                    self._add(self._slice(flat, start, used), matrix, self._slice(sums, 0, used), first=first)
             target = out[:, grow * top + i : grow * (top + rows) : grow, j::grow]
             target.copy_(self._as_map(sums, rows))
 

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 from ..costs import ITEMSIZE
 from ..device import DeviceProfile
 from ..events import ConvShape
-from ..kernels import upsample, winograd, winograd_frames
-from ..kernels.dispatch import MIN_CHANNELS, MIN_PIXELS
+from ..kernels import shifted_gemm, upsample, winograd, winograd_frames
+from ..kernels.backends import ConvCase, constraints_of, refusals
 from ..kernels.frame_groups import plan_groups
 from ..plan import DtypePlan, Layout
 from ..planner import ATTENTION_ROWS, BASE_TILE_LAT
@@ -25,6 +25,8 @@ from .steps import Page, Run
 WINOGRAD, SUM_2D, CONV_3D, CONV_2D = "winograd", "conv2d_sum", "conv3d", "torch"
 """Sums and matrix products; one 2-D convolution per tap, added up; the framework's 3-D convolution; one 2-D
 convolution where a single frame is read."""
+SHIFTED, KITCHEN = "shifted_gemm", "kitchen"
+"""One matrix product per tap; an optional package's 3-D convolution. What each takes: kernels/backends.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class ConvPlan:
     slides: bool
     direct: bool
     """The kernel writes straight into the output frames where a tile is whole."""
+    refusals: tuple[str, ...] = ()
+    """Why the backend that was asked for was not taken; empty where none was asked for."""
 
 
 class Backends:
@@ -65,13 +69,13 @@ class Backends:
 
     def _plan(self, index: int, op: ClipConv) -> ConvPlan:
         rows, cols, slides = self._tile(op)
-        backend = self._backend(op, rows, cols, slides)
+        backend, why = self._backend(op, rows, cols, slides)
         bare = op.unpack is None and op.post_act == "none" and op.gain is None and op.noise is None
         plain = bare and op.out_gain == 1.0 and op.out_offset == 0.0 and op.first_frame == "same" and not op.last_of_one
         inside = op.output != self.program.output and self._dtypes.stream == "float32"
         return ConvPlan(
             backend=backend, rows=rows, cols=cols, slides=slides,
-            direct=backend == WINOGRAD and plain and inside,
+            direct=backend == WINOGRAD and plain and inside, refusals=why,
         )  # fmt: skip
 
     def _tile(self, op: ClipConv) -> tuple[int, int, bool]:
@@ -96,23 +100,39 @@ class Backends:
         whole = -(-rows // winograd.EDGE) * winograd.EDGE
         return (whole if rows < h and whole < h else rows), w, False
 
-    def _backend(self, op: ClipConv, rows: int, cols: int, slides: bool) -> str:
-        if self._winograd_fits(op, rows, cols, slides):
+    def _backend(self, op: ClipConv, rows: int, cols: int, slides: bool) -> tuple[str, tuple[str, ...]]:
+        """What was asked for where it takes the op, else the device's default; and why it does not."""
+        case, asked = self._case(op, rows, cols, slides), self._settings.kernel_backend
+        if asked == "auto":
+            return self._default(op, case), ()
+        why = self._refusals(asked, case)
+        if why:
+            return self._default(op, case), why
+        return (CONV_3D if asked == CONV_2D and op.kernel[0] > 1 else asked), ()
+
+    def _default(self, op: ClipConv, case: ConvCase) -> str:
+        if self.profile.convolution == WINOGRAD and not self._refusals(WINOGRAD, case):
             return WINOGRAD
         if op.kernel[0] == 1:
             return CONV_2D
         # shifted frames as 2-D convolutions; a folded upsampling exists in 2-D only
         return CONV_3D if self.profile.convolution3d == "conv3d" and op.upsample == 1 else SUM_2D
 
-    def _winograd_fits(self, op: ClipConv, rows: int, cols: int, slides: bool) -> bool:
-        if self.profile.convolution != "winograd" or self._layout != "channels_last" or op.kernel[1:] != (3, 3):
-            return False
+    def _refusals(self, name: str, case: ConvCase) -> tuple[str, ...]:
+        why = refusals(constraints_of(name, self.profile), case, self.profile, self._settings)
+        if name == WINOGRAD and self._dtypes.stream != "float32":
+            why = (*why, f"reads frames where they lie, and they are stored in {self._dtypes.stream}")
+        return why
+
+    def _case(self, op: ClipConv, rows: int, cols: int, slides: bool) -> ConvCase:
         shape = self.layouts.frames[op.inputs[0]]
+        fold = op.upsample == 2 and op.kernel[1] == 3
         last = shape.height % rows or rows if not slides else rows
-        small = op.upsample == 1 and min(last, cols) < winograd.EDGE
-        narrow = min(op.in_channels, op.out_channels) < MIN_CHANNELS
-        return not small and not narrow and shape.height * shape.width * op.kernel[0] >= MIN_PIXELS and (
-            self._dtypes.of(op.name) == self._dtypes.stream == "float32"
+        return ConvCase(
+            medium="clips", kernel=op.kernel, in_channels=op.in_channels,
+            out_channels=op.out_channels * (4 if fold else 1), upsample=op.upsample, fold=fold,
+            dtype=self._dtypes.of(op.name), layout=self._layout, edge=min(last, cols),
+            tile=rows * cols * op.kernel[0], pixels=shape.height * shape.width * op.kernel[0],
         )  # fmt: skip
 
     # -- tiles
@@ -179,6 +199,11 @@ class Backends:
             halo = op.halo
             frames = n + kt - 1
             parts["window"] = frames * c * (plan.rows + 2 * halo) * (plan.cols + 2 * halo) * item
+        if plan.backend == SHIFTED:
+            parts["filter"] = kt * shifted_gemm.filter_elements(c, k, fold=op.upsample == 2) * item
+            parts["scratch"] = shifted_gemm.scratch_bytes(k, plan.rows, plan.cols, item)
+        if plan.backend in (SHIFTED, KITCHEN):
+            parts["result"] = n * k * plan.rows * plan.cols * op.upsample**2 * item
         return {name: align4(nbytes) for name, nbytes in parts.items()}
 
     def _tile_rows(self, op: ClipConv, plan: ConvPlan) -> set[int]:
@@ -207,6 +232,13 @@ class Backends:
         finish = 0 if plan.direct else 4 * op.out_channels * plan.rows * plan.cols * grow * 2
         if plan.backend == WINOGRAD:
             return weights + finish
+        if plan.backend == SHIFTED:
+            rows = shifted_gemm.band_rows(op.out_channels, plan.rows, plan.cols)
+            return weights + finish + (rows * (plan.cols + 2) * op.out_channels * 4 if item < 4 else 0)
+        if plan.backend == KITCHEN:
+            # few channels are filled up to eight
+            filled = (n + op.kernel[0] - 1) * 8 * (plan.rows + 2) * (plan.cols + 2) * item if op.in_channels < 8 else 0
+            return weights + finish + filled
         return 2 * result + 2 * weights + finish + (self._unfolded(op, plan, n) if self.profile.unfolds else 0)
 
     def _unfolded(self, op: ClipConv, plan: ConvPlan, n: int) -> int:
@@ -272,6 +304,9 @@ class Backends:
         if plan.backend == WINOGRAD and op.upsample == 1:
             squares = sum(-(-t.rows.size // winograd.EDGE) * -(-t.cols.size // winograd.EDGE) for t in tiles)
             return squares * winograd.TAPS**2 * pairs
+        if plan.backend == SHIFTED:
+            fold, k = op.upsample == 2, op.out_channels
+            return sum(shifted_gemm.products(t.rows.size, t.cols.size, k, fold=fold) for t in tiles) * pairs
         computed = sum(t.rows.size * t.cols.size for t in tiles)
         if op.upsample == 2:
             return computed * pairs * (9 if plan.backend == WINOGRAD else 16 if op.halo else 4)
@@ -287,7 +322,7 @@ class Backends:
         out, k2 = (4 * op.out_channels, (2, 2)) if folded and op.halo else (op.out_channels, (kh, kw))
         size: tuple[int, ...] = (n, op.in_channels, h, w)
         weight: tuple[int, ...] = (out, op.in_channels, *k2)
-        if plan.backend == CONV_3D:
+        if plan.backend in (CONV_3D, KITCHEN):
             size, weight = (1, op.in_channels, n + kt - 1, h, w), (out, op.in_channels, kt, *k2)
         return ConvShape(input=size, weight=weight, dtype=self._dtypes.of(op.name), layout=self._layout)
 

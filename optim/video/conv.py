@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 
 from ..kernels import upsample, winograd_frames
 from ..packing import DTYPES
-from ..store import interleave
 from ..tiling import Tile
-from .backends import CONV_3D, WINOGRAD
+from .backends import WINOGRAD
+from .conv_kernels import Convolve, Gathered
 from .layout import FrameShape, stored_border
 from .ops import ClipConv
 from .stage import activate_, fill_border, in_columns, stage_frame
@@ -22,9 +21,6 @@ from .unpack import first_alone, skip_frame, unpack
 
 if TYPE_CHECKING:
     from .runner import ClipRunner
-
-Convolve = Callable[[Tile, list[int], list[Tensor] | None], Sequence[Tensor] | Tensor]
-"""(tile, conv frames among the run's, output windows to write or add to) -> the result [n, K, h, w] without these."""
 
 
 class ClipConvStep:
@@ -41,6 +37,7 @@ class ClipConvStep:
         self._observer = runner.context.observer
         self._parts = self._work_parts()
         self._dropped = runner.driver.dropped(run.index)
+        self._ran: Counter[str] = Counter()
 
     def _work_parts(self) -> dict[str, Tensor]:
         """The run's work memory, by use."""
@@ -50,8 +47,8 @@ class ClipConvStep:
             start += nbytes
         return parts
 
-    def run(self) -> None:
-        """All tiles, in order."""
+    def run(self) -> str:
+        """All tiles, in order; the backends that ran them."""
         runner, run, op = self._runner, self._run, self._op
         self._stage()
         frames = [i for i in range(run.stop - run.start) if not self._is_bypassed(i)]
@@ -71,6 +68,7 @@ class ClipConvStep:
             if len(frames) < n:
                 self._bypass(tile)
             runner.context.progress.add(macs // len(tiles))
+        return "+".join(sorted(self._ran)) or self._plan.backend
 
     def _is_bypassed(self, i: int) -> bool:
         return self._op.first_frame == "bypass" and self._run.start + i == 0
@@ -108,7 +106,12 @@ class ClipConvStep:
 
     def _convolver(self) -> Convolve:
         self._observer.mark("load")
-        return self._winograd() if self._plan.backend == WINOGRAD else self._framework()
+        if self._plan.backend == WINOGRAD:
+            return self._winograd()
+        return Gathered(
+            runner=self._runner, op=self._op, backend=self._plan.backend, dtype=self._dtype, parts=self._parts,
+            gather=self._gather, ran=self._ran,
+        ).convolver()  # fmt: skip
 
     def _winograd(self) -> Convolve:
         """Sums and matrix products: frames are read where they lie."""
@@ -122,6 +125,7 @@ class ClipConvStep:
             filters = winograd_frames.transform_filter(kernel, memory, workers)
 
         def convolve(tile: Tile, frames: list[int], into: list[Tensor] | None) -> list[Tensor]:
+            self._ran[WINOGRAD] += 1
             pages = list(dict.fromkeys(p for i in frames for p in run.taps[i] if p is not None))
             at = {page: j for j, page in enumerate(pages)}
             taps = [tuple(None if p is None else at[p] for p in run.taps[i]) for i in frames]
@@ -136,36 +140,6 @@ class ClipConvStep:
                 adds = into is not None and self._adds()
                 winograd_frames.convolve(windows, taps, filters, bias, scratch, out, workers, accumulate=adds)
             return out
-
-        return convolve
-
-    def _framework(self) -> Convolve:
-        """The framework's convolution: one per tap on shifted frames, or its 3-D one."""
-        runner, op = self._runner, self._op
-        folds = op.upsample == 2 and op.halo > 0
-        bias = runner.weights.bias(op, self._dtype)
-        kernel = None if folds else runner.weights.kernel(op, self._dtype)
-        taps = runner.weights.folded(op, self._dtype) if folds else []
-        if bias is not None and folds:
-            bias = bias.repeat(4)
-
-        def convolve(tile: Tile, frames: list[int], into: list[Tensor] | None) -> Tensor:
-            del into
-            window = self._gather(tile, frames)
-            self._observer.mark("compute")
-            n, kt = len(frames), op.kernel[0]
-            if self._plan.backend == CONV_3D and kernel is not None:
-                return F.conv3d(window.transpose(0, 1)[None], kernel, bias)[0].transpose(0, 1)
-            weights = taps if folds else [kernel[:, :, k] for k in range(kt)] if kernel is not None else []
-            y = F.conv2d(window[kt - 1 : kt - 1 + n], weights[-1], bias)
-            for k in range(kt - 1):
-                y += F.conv2d(window[k : k + n], weights[k])
-            if not folds:
-                # a 1x1 convolution may come before the doubling
-                return y if op.upsample == 1 else y.repeat_interleave(2, 2).repeat_interleave(2, 3)
-            h, w = tile.rows.size, tile.cols.size
-            out = torch.empty_like(y[:, : op.out_channels, :1, :1].expand(-1, -1, 2 * h, 2 * w))
-            return interleave(y, h, w, shifted=True, out=out)
 
         return convolve
 

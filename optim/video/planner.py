@@ -9,13 +9,14 @@ from ..costs import ITEMSIZE
 from ..device import DeviceProfile
 from ..errors import PlanError
 from ..events import Choice, ConvShape, PeakPrediction, PlanSummary
+from ..kernels.dispatch import choose_layout
 from ..limits import LARGEST_TENSOR, refuse
-from ..plan import DtypePlan, Layout
+from ..plan import DtypePlan
 from ..pool import slab_bytes
 from ..precision import DtypeDecision
 from ..program import Op, Program
 from ..settings import DecodeSettings
-from ..summary import device_choices
+from ..summary import asked_reason, device_choices
 from .backends import WINOGRAD, Backends
 from .driver import Driver
 from .frames import boundaries, output_frames
@@ -104,7 +105,7 @@ def _plan_with(
 ) -> ClipPlan:
     batch, _, t, h, w = latent_shape
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
-    layout: Layout = profile.layout if settings.tensor_layout_optimization else "contiguous"
+    layout, _ = choose_layout(settings, profile)
     dtypes = decision.dtypes
     layouts = make_layouts(program, (h, w), dtypes)
     backends = Backends(program, layouts, (h, w), settings, profile, dtypes, strategy, layout, tile_bytes)
@@ -279,15 +280,18 @@ def _choices(
 ) -> tuple[Choice, ...]:
     counts = [plan.backend for plan in b.plans.values()]
     kernels = ", ".join(f"{name} {counts.count(name)}" for name in sorted(set(counts)))
+    reason = (
+        f"default: {profile.reasons.convolution}; 3-D kernels run as {profile.convolution3d}, as"
+        f" {profile.reasons.convolution3d}"
+    )
+    if settings.kernel_backend != "auto":
+        refused = {b.program.ops[i].name: plan.refusals for i, plan in b.plans.items()}
+        reason = asked_reason(settings.kernel_backend, refused)
     return (
         *device_choices(settings, profile, strategy, layout),
         decision.choice,
-        Choice(
-            name="convolutions", value=kernels,
-            reason=f"default: {profile.reasons.convolution}; 3-D kernels run as {profile.convolution3d}, as"
-            f" {profile.reasons.convolution3d}",
-        ),
-    )  # fmt: skip
+        Choice(name="convolutions", value=kernels, reason=reason),
+    )
 
 
 def _chunk_choice(settings: DecodeSettings, program: Program, chunk: int, wanted: int, latent_frames: int) -> Choice:

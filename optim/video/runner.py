@@ -103,8 +103,8 @@ class ClipRunner:
                 trim_heap()  # results had other sizes until now, and their freed memory fits nothing that follows
             n_tiles = self.plan.backends.n_tiles(step.index, step.stop - step.start)
             observer.op_started(step.index, n_ops, op.name, n_tiles)
-            self._run_op(step)
-            observer.op_done(self._report(step, n_tiles))
+            ran_on = self._run_op(step)
+            observer.op_done(self._report(step, n_tiles, ran_on))
         self._check_flags()
         if self._meter is not None:
             for frame, smoothness in self._meter.scores(self.plan.summary.boundaries):
@@ -137,7 +137,9 @@ class ClipRunner:
             self.take(kept, shape)
             self.page(kept, shape).copy_(self.page(page, shape))
 
-    def _run_op(self, run: Run) -> None:
+    def _run_op(self, run: Run) -> str:
+        """Run an op for some frames; the names of what its tiles ran on."""
+        ran_on = "torch"
         op = self.program.ops[run.index]
         self._run_flags = []
         is_last = op.output == self.program.output
@@ -148,7 +150,7 @@ class ClipRunner:
         if is_last:
             self._sink.begin(first, n_out)
         if isinstance(op, ClipConv):
-            ClipConvStep(self, run, op).run()
+            ran_on = ClipConvStep(self, run, op).run()
         elif isinstance(op, ClipAttention):
             ClipAttentionStep(self, run, op).run()
         else:
@@ -158,6 +160,7 @@ class ClipRunner:
         if is_last and n_out:
             self.context.observer.mark("transfer")
             self._deliver()
+        return ran_on
 
     def _flag(self, run: Run, op: object) -> None:
         """Note or check whether the op's results are finite."""
@@ -209,13 +212,12 @@ class ClipRunner:
         )
         return RestartDecode(op.name, dtype, macs)
 
-    def _report(self, run: Run, n_tiles: int) -> OpReport:
+    def _report(self, run: Run, n_tiles: int, ran_on: str) -> OpReport:
         op, plan = self.program.ops[run.index], self.plan
-        backend = plan.backends.plans[run.index].backend if isinstance(op, ClipConv) else "torch"
         kind = "conv" if isinstance(op, ClipConv) else "attention" if isinstance(op, ClipAttention) else "pointwise"
         return OpReport(
             name=op.name, kind=kind, n_tiles=n_tiles, macs=plan.backends.macs(run),
-            dtype=plan.dtypes.of(op.name), native_dtype=plan.dtypes.native, backend=backend,
+            dtype=plan.dtypes.of(op.name), native_dtype=plan.dtypes.native, backend=ran_on,
         )  # fmt: skip
 
     # -- memory

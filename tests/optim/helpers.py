@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from halo_vae.optim.decode import Decoder, Engine
 from halo_vae.optim.device import DeviceProfile, describe_device
 from halo_vae.optim.events import ConvShape, Fallback, OpReport, PlanSummary, SilentObserver
 from halo_vae.optim.families import lower
+from halo_vae.optim.kernels import backends
 from halo_vae.optim.kernels.eager import run_eager
 from halo_vae.optim.plan import DtypePlan, Plan
 from halo_vae.optim.planner import make_plan
@@ -23,6 +24,9 @@ from halo_vae.optim.store import keep_raw
 from halo_vae.optim.weights import MappingWeights
 from halo_vae.tests.goldens import golden
 from halo_vae.tests.optim.families import layouts
+
+if TYPE_CHECKING:
+    import pytest
 
 PROFILE = replace(
     describe_device("cpu"),
@@ -42,6 +46,12 @@ PROFILE = replace(
 def profile(**changes: Any) -> DeviceProfile:
     """That CPU with some fields changed."""
     return replace(PROFILE, **changes)
+
+
+def narrow_winograd(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
+    """Let `winograd` take ops of so few channels and of any size, for which it would not pay."""
+    rules = replace(backends.WINOGRAD, least_channels=channels, least_pixels=1)
+    monkeypatch.setitem(cast(dict[str, Any], backends.BACKENDS), "winograd", rules)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from halo_vae.optim.decode import Engine
 from halo_vae.optim.program import Op, Program, Value
 from halo_vae.optim.video import backends, frames
 from halo_vae.optim.video.ops import ClipAttention, ClipConv, ClipNorm, ClipScale, LatentModulation, Skip, Unpack
-from halo_vae.tests.optim.helpers import latent, max_diff, profile
+from halo_vae.tests.optim.helpers import latent, max_diff, narrow_winograd, profile
 from halo_vae.tests.optim.video.helpers import ClipRecorder, ProgramWeights, decode_clip, decoder_of, interpreted
 from halo_vae.tests.optim.video.helpers import program_of as program_with
 from halo_vae.tests.optim.video.programs import LATENT, LENGTHS, random_program
@@ -50,8 +50,7 @@ def way(rng: random.Random, t: int) -> Way:
 
 @pytest.fixture(autouse=True)
 def _winograd_for_narrow_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "MIN_CHANNELS", 1)
-    monkeypatch.setattr(backends, "MIN_PIXELS", 1)
+    narrow_winograd(monkeypatch, 1)
 
 
 def check(
