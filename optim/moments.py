@@ -95,7 +95,7 @@ def tile_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 def _band_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     b, c, h, w = x.shape
-    dense = x.contiguous(memory_format=_format_of(x))
+    dense = _dense(x)
     eps = 1e-12
     ones = torch.ones(c, dtype=torch.float32, device=x.device)
     # float32 weights make a 16-bit map report float32 statistics (its own are good to 3e-3 only)
@@ -103,8 +103,13 @@ def _band_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return mean.view(b, groups), (rstd.view(b, groups).double() ** -2 - eps).clamp_(min=0)
 
 
-def _format_of(x: Tensor) -> torch.memory_format:
-    return torch.channels_last if x.stride(1) == 1 and x.shape[1] > 1 else torch.contiguous_format
+def _dense(x: Tensor) -> Tensor:
+    """The same without gaps, in a layout that the kernel takes: a GPU's takes one with the channels outside only."""
+    b, c, h, w = x.shape
+    if x.device.type != "cpu" or x.stride(1) != 1 or c == 1:
+        return x.contiguous()
+    # the stride over a single picture says nothing, but the kernel tells the layout by it
+    return x.contiguous(memory_format=torch.channels_last).as_strided((b, c, h, w), (h * w * c, 1, w * c, c))
 
 
 def _column_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
