@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 METHODS = ("auto", "exact", "blended")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "mixed")
 STRATEGIES = ("auto", "strips", "tiles")
+BACKENDS = ("auto", "torch", "winograd", "shifted_gemm", "conv2d_sum", "kitchen")
 DEVICE_HELP = "device to decode on: auto (a GPU that torch sees, else the CPU), cpu, cuda, cuda:1, …"
 
 
@@ -26,6 +27,8 @@ def add_decode_flags(parser: argparse.ArgumentParser) -> None:
     add("--overlap", type=int, metavar="PX", help="overlap of blended tiles in picture pixels")
     add("--chunk-frames", type=int, metavar="N", help="output frames per chunk of a video, 0 = planner's choice")
     add("--seed", type=int, metavar="N", help="seed of decoders that add noise, -1 = torch's generator")
+    add("--kernel-backend", choices=BACKENDS, default="auto", help="what convolutions run on where it takes them")
+    add("--fp16-accumulation", action="store_true", help="allow kernels that add up in float16, which loses digits")
     add("--threads", type=int, metavar="N", help="CPU threads, default torch's")
     add("--device", default="auto", metavar="NAME", help=DEVICE_HELP)
     add("--force", action="store_true", help="overwrite files that exist (`plan` writes none)")
@@ -37,7 +40,10 @@ def settings_from(args: argparse.Namespace) -> DecodeSettings:
 
     names = ("tile_size", "overlap", "chunk_frames", "seed")
     given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
-    return DecodeSettings(method=args.method, precision_mode=args.precision, plan=args.strategy, **given)
+    return DecodeSettings(
+        method=args.method, precision_mode=args.precision, plan=args.strategy, kernel_backend=args.kernel_backend,
+        fp16_accumulation=args.fp16_accumulation, **given,
+    )  # fmt: skip
 
 
 def apply_threads(args: argparse.Namespace) -> None:

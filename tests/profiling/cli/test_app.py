@@ -15,7 +15,7 @@ import pytest
 
 import halo_vae
 from halo_vae.optim import errors
-from halo_vae.optim.settings import DecodeSettings, Method, PrecisionMode, Strategy
+from halo_vae.optim.settings import DecodeSettings, KernelBackend, Method, PrecisionMode, Strategy
 from halo_vae.profiling.cli import app, options
 from halo_vae.profiling.cli.command import ExitCode, command_name
 from halo_vae.profiling.cli.progress import ProgressBar
@@ -41,6 +41,12 @@ def test_choices_are_those_of_the_settings() -> None:
     assert tuple(m for m in get_args(Method) if m != "stock") == options.METHODS  # stock needs a host
     assert get_args(PrecisionMode) == options.PRECISIONS
     assert get_args(Strategy) == options.STRATEGIES
+    assert get_args(KernelBackend) == options.BACKENDS
+
+
+def test_kernel_flags_reach_the_settings() -> None:
+    args = app.build_parser().parse_args(["demo", "--kernel-backend", "shifted_gemm", "--fp16-accumulation"])
+    assert options.settings_from(args) == DecodeSettings(kernel_backend="shifted_gemm", fp16_accumulation=True)
 
 
 def test_without_flags_the_settings_are_the_defaults() -> None:
