@@ -34,8 +34,11 @@ RUNS = 3
 PROBES = (12, 32)
 """Edges of the probes in latent pixels: small to sort out, and one tile of the default plan."""
 CLIP_PROBE_FRAMES = 3
-MAX_ERROR = {"fp32": 2e-3, "mixed": 0.25, "bf16": 0.25, "fp16": 0.25}
-"""Largest distance from the float32 picture in 0-1 that a candidate may have: beyond it something is wrong."""
+MAX_ERROR = {"fp32": 2e-3, "float32": 2e-3}
+"""Largest distance from the float32 picture in 0-1 that a candidate may have, by its arithmetic: beyond it something is
+wrong."""
+NARROW_ERROR = 0.25
+"""The same for any narrower arithmetic, a decoder's own too."""
 
 
 class Timer(Protocol):
@@ -74,6 +77,7 @@ class _State:
     best_error: float | None = None
     measured: list[Measured] = field(default_factory=list)
     complete: bool = True
+    loaded: str = "float32"
 
 
 class _TimeIsUp(Exception):  # noqa: N818 (an outcome)
@@ -127,7 +131,7 @@ def tune(
     """Measure, keep and return what was found. What the report raises leaves what was measured so far in the store."""
     key = key_of(decoder.program, dtype_name(decoder.loaded_dtype), profile)
     known = store.get(key)
-    state, begun = _State(), clock()
+    state, begun = _State(loaded=key.dtype), clock()
     axes = candidates(decoder, profile, options)
     total, done = sum(map(len, axes)), 0
     report(0, total, "timing the rules' own choice")
@@ -158,16 +162,24 @@ def tune(
         report(total, total, f"best: {state.best.text}")
     except BaseException:
         state.complete = False
-        _keep(store, key, state, rule_ns, now())
+        _keep(store, key, state, rule_ns, now(), known)
         raise
-    return _keep(store, key, state, rule_ns, now())
+    return _keep(store, key, state, rule_ns, now(), known)
 
 
-def _keep(store: TuningStore, key: TuningKey, state: _State, rule_ns: int, now: datetime) -> TunedEntry:
+def _keep(
+    store: TuningStore, key: TuningKey, state: _State, rule_ns: int, now: datetime, known: TunedEntry | None
+) -> TunedEntry:
+    """What was found. A run that was cut short does not take the place of an earlier one that had found more."""
     entry = TunedEntry(
         key=key, best=state.best, rule_ns=rule_ns, best_ns=state.best_ns, max_error=state.best_error,
         complete=state.complete, measured=tuple(state.measured), created=now.isoformat(timespec="seconds"),
     )  # fmt: skip
+    if known is not None and not entry.complete and entry.gain < known.gain:
+        new = tuple(m for m in entry.measured if m.overrides in entry.bad - known.bad)
+        if known.best not in entry.bad:
+            store.put(replace(known, measured=known.measured + new))
+            return entry
     store.put(entry)
     return entry
 
@@ -199,11 +211,11 @@ def _try_candidate(
             note = "out of memory" if is_out_of_memory(e) else (str(e).split("\n")[0] or type(e).__name__)
             state.measured.append(Measured(overrides=candidate, outcome="failed", note=note))
             return
-        limit = MAX_ERROR.get(candidate.precision_mode or "fp32", 0.25)
+        limit = MAX_ERROR.get(candidate.precision_mode or state.loaded, NARROW_ERROR)
         inexact = not error <= limit  # also where it is NaN
         state.measured.append(
             Measured(
-                overrides=candidate, outcome="inexact" if inexact else "ok", ns=times[1], runs=RUNS,
+                overrides=candidate, outcome="inexact" if inexact else "ok", ns=times[1], beside_ns=times[0], runs=RUNS,
                 probe=(PROBES[probe],), max_error=error if error == error else None,
             )
         )  # fmt: skip

@@ -70,7 +70,7 @@ class Overrides:
         return ", ".join(f"{name} {value}" for name, value in set_to.items()) or "the rules"
 
     def profile(self, profile: DeviceProfile) -> DeviceProfile:
-        """The device with these defaults."""
+        """The device with these defaults; what the settings have to add, see `settings`."""
         names = ("strategy", "layout", "tile_bytes", "attention", "convolution3d")
         changed: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(profile, **changed) if changed else profile
@@ -96,12 +96,19 @@ class Measured:
     outcome: Outcome
     ns: int | None = None
     """Median of its runs; None where it gave none."""
+    beside_ns: int | None = None
+    """Median of the best before it, timed in turn with it."""
     runs: int = 0
     probe: tuple[int, ...] = ()
     """Shape of the latent it was timed on."""
     max_error: float | None = None
     """Largest distance from the float32 picture in 0-1; None where it was not compared."""
     note: str = ""
+
+    @property
+    def change(self) -> float | None:
+        """Its time ÷ that of the best before it, less 1: below 0 is faster."""
+        return None if self.ns is None or not self.beside_ns else self.ns / self.beside_ns - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +180,17 @@ def mark_choices(choices: Iterable[Choice], entry: TunedEntry | None, settings: 
         return tuple(choices)
     why = f"tuned: {entry.gain:.0%} faster than the rules, measured {entry.created[:10]}"
     return tuple(replace(c, reason=why) if tuned.get(c.name, False) else c for c in choices)
+
+
+def tuned_profile(profile: DeviceProfile, store: TuningStore | None, program: Program, dtype: str) -> DeviceProfile:
+    """The device with what was measured on it for decoders of this structure, if anything was."""
+    entry = store.get(key_of(program, dtype, profile)) if store is not None else None
+    return profile if entry is None else replace(entry.best.profile(profile), tuned=entry)
+
+
+def filled_in(settings: DecodeSettings, profile: DeviceProfile) -> DecodeSettings:
+    """The settings with what they leave open as it was tuned."""
+    return settings if profile.tuned is None else profile.tuned.best.settings(settings)
 
 
 class TuningStore:

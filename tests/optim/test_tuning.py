@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import torch
 
 from halo_vae.optim import tune as tuning_loop
 from halo_vae.optim.errors import HaloError, SettingsError
@@ -285,6 +286,45 @@ def test_the_time_budget_ends_it(store: TuningStore) -> None:
     assert not found.complete
     first_axis = candidates(golden_decoder("kl_sd"), PROFILE, TuneOptions())[0]
     assert {overrides for overrides, _, _ in timer.asked} <= {Overrides(), *first_axis}
+
+
+def test_nothing_is_timed_after_the_budget(store: TuningStore) -> None:
+    timer = Clockwork({})
+    found = run(store, timer, options=TuneOptions(budget_s=3), clock=iter(range(1000)).__next__)
+    rules = 1 + tuning_loop.RUNS
+    assert len(timer.asked) == rules + 1  # begun, candidate, one decode: the next is late
+    assert found.measured == ()
+    assert not found.complete
+
+
+def test_a_run_cut_short_does_not_undo_a_better_one(store: TuningStore) -> None:
+    winner = Overrides(kernel_backend="shifted_gemm")
+    first = run(store, Clockwork({winner: 500}))
+    short = run(store, Clockwork({}), options=TuneOptions(budget_s=3), clock=iter(range(1000)).__next__)
+    assert short.best == Overrides()
+    assert store.get(first.key) == first
+    again = run(store, Clockwork({}))
+    assert store.get(first.key) == again
+
+
+def test_times_are_told_beside_those_of_the_best_before(store: TuningStore) -> None:
+    winner = Overrides(kernel_backend="shifted_gemm")
+    found = run(store, Clockwork({winner: 800}))
+    small, large = (m for m in found.measured if m.overrides == winner)
+    assert (small.ns, small.beside_ns, large.beside_ns) == (800, 1000, 2000)
+    assert small.change == pytest.approx(-0.2)
+    assert Measured(overrides=winner, outcome="failed").change is None
+
+
+def test_a_narrow_decoder_is_not_held_to_float32(store: TuningStore) -> None:
+    winner, decoder = Overrides(kernel_backend="shifted_gemm"), golden_decoder("kl_sd")
+    decoder.loaded_dtype = torch.bfloat16
+    for loaded, best in ((decoder, winner), (golden_decoder("kl_sd"), Overrides())):
+        found = tune(
+            loaded, PROFILE, store=store, timer=Clockwork({winner: 500}), check=lambda overrides, probe: 0.02,
+            survive=lambda overrides: "ok",
+        )  # fmt: skip
+        assert found.best == best
 
 
 def test_cancelling_keeps_what_was_measured(store: TuningStore) -> None:
