@@ -126,11 +126,17 @@ TABLE: dict[Family, FamilyDefaults] = {
         ),
     ),
     "other": replace(
-        _CUDA, attention="sdpa", tile_bytes=32 * MIB,
-        reasons=replace(
-            Reasons(), strategy="fixed tiles are safe on a device that nothing is known of",
+        _CUDA, tile_bytes=32 * MIB,
+        reasons=Reasons(
+            strategy="fixed tiles do no harm on a device that nothing is known of",
             tile_bytes="small, as nothing is known of this device",
+            pass_pixels="nothing is known of this device",
             precision="as on most devices; ops that are not finite are widened",
+            batch_cap="more pictures per pass gain nothing",
+            layout="as on most devices",
+            attention="fused attention needs no memory for scores",
+            convolution="the framework knows its device best",
+            convolution3d="one 2-D convolution for each tap has the shapes that pictures have",
         ),
     ),
 }  # fmt: skip
