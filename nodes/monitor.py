@@ -56,7 +56,7 @@ def render_monitor(session: Session, vae: Any, samples: Mapping[str, Any] | None
 
 
 def _device(session: Session, device: torch.device) -> Section:
-    profile, seen = session.engine.profile_of(device), read_environment(str(device))
+    profile, seen = session.engine.device_profile(device), read_environment(str(device))
     rows = (
         Row(label="device", value=seen.device, note=device_note(seen)),
         Row(label="host", value=session.host.name),
@@ -77,7 +77,7 @@ def _device(session: Session, device: torch.device) -> Section:
 def _warnings(session: Session, device: torch.device) -> list[Section]:
     """What the doctor warns of, in one line each; its whole report is the command line's."""
     facts = read_facts(
-        str(device), held_bytes=session.held_bytes(), profile=session.engine.profile_of(device), disk=False
+        str(device), held_bytes=session.held_bytes(), profile=session.engine.device_profile(device), disk=False
     )  # fmt: skip
     rows = warning_rows(diagnose(facts, os.environ))
     return [Section(title="Warnings (`halo-vae doctor` has the whole report)", rows=rows)] if rows else []
@@ -133,7 +133,7 @@ def _summary(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tup
     settings = DecodeSettings()
     if opened.decoder is not None:
         return session.engine.plan(opened.decoder, shape, settings).summary
-    profile: DeviceProfile = session.engine.profile_of(opaque.device)
+    profile: DeviceProfile = session.engine.device_profile(opaque.device)
     return summarise(plan_blend(opaque, shape, settings, profile), opaque, choose_dtype(opaque, settings))
 
 

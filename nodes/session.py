@@ -17,6 +17,7 @@ from ..optim.events import PlanSummary
 from ..optim.opaque import OpaqueDecoder
 from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
+from ..optim.tuning import TuningStore
 from ..profiling.collector import CANCEL_TYPES, Collector
 from ..profiling.parts import Identity
 from ..profiling.record import DecodeRecord, Level
@@ -48,17 +49,13 @@ class Decoded:
 class HostEngine(Engine):
     """An engine that plans for the memory the host can give."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, tuning: TuningStore | None = None) -> None:
         """With an empty pool."""
-        super().__init__()
+        super().__init__(tuning=tuning)
         self._host = host
 
-    def profile_for(self, decoder: Decoder) -> DeviceProfile:
+    def device_profile(self, device: torch.device) -> DeviceProfile:
         """The device, with a budget no larger than what the host could free on it."""
-        return self.profile_of(decoder.device)
-
-    def profile_of(self, device: torch.device) -> DeviceProfile:
-        """As `profile_for`, by device."""
         profile = describe_device(device)
         budget, reason = profile.budget_bytes, profile.budget_reason
         # a model that leaves an APU's or a CPU's memory goes to memory that is counted already
@@ -138,7 +135,7 @@ class Session:
                 run.identify(identity_of(decoder))
         return decode_latent(
             samples, vae, settings, decoder=decoder, no_decoder=reason, engine=self.engine, observer=run,
-            profile=self.engine.profile_of(opaque.device), out_dtype=self.host.output_dtype(vae), tiled=tiled,
+            profile=self.engine.device_profile(opaque.device), out_dtype=self.host.output_dtype(vae), tiled=tiled,
         )  # fmt: skip
 
     def _load(self, vae: Any, opaque: OpaqueDecoder, plan: PlanSummary) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -12,25 +12,26 @@ import torch
 from torch import Tensor
 
 from .arena import align
+from .decoder import Decoder as Decoder
+from .decoder import open_decoder as open_decoder
 from .device import DeviceProfile, describe_device
 from .errors import SettingsError
 from .errors_oom import is_out_of_memory
 from .events import SILENT, DecodeObserver, Fallback
 from .executor import PassRunner, Progress, RestartDecode, RunContext
-from .families import lower
 from .isolation import isolated, widest_head
 from .latents import LatentShape, check_latent, check_latent_shape, check_values
-from .packing import DTYPES, PackedWeights, dtype_name
+from .packing import DTYPES, dtype_name
 from .plan import Plan
 from .planner import latent_buffer_bytes, make_plan
 from .pool import MemoryPool, Slab
 from .precision import DtypeDecision, WidenedOps, choose_dtypes
 from .prefetch import LatentFeeder
-from .program import Program
 from .scope import flags_for
 from .settings import DecodeSettings
 from .store import Finish, ImageSink, finish_of
 from .summary import with_resident
+from .tuning import TuningStore, filled_in, mark_choices, tuned_profile
 from .video.engine import ClipEngine, check_clip_shape
 from .video.frames import output_frames
 from .video.latents import as_clips
@@ -38,7 +39,6 @@ from .video.ops import is_video
 from .video.plan import ClipPlan
 from .video.request import ClipRequest
 from .video.sink import OnFrames
-from .weights import WeightSource
 
 T = TypeVar("T")
 R = TypeVar("R", "_Request", ClipRequest)
@@ -48,101 +48,34 @@ MAX_SMALLER = 4
 """How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
 
 
-class Decoder:
-    """One VAE decoder: its program, its weights, and what they were packed into."""
-
-    def __init__(
-        self, *, weights: WeightSource, program: Program, loaded_dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> None:
-        """`loaded_dtype` is what the decoder would compute in by itself; wider is used only where values overflow."""
-        self.weights = weights
-        self.program = program
-        self.loaded_dtype = loaded_dtype
-        self.device = torch.device(device)
-        self.packed = PackedWeights(weights)
-
-    @property
-    def content_hash(self) -> str:
-        """Equal for equal weights."""
-        return self.weights.content_hash
-
-    @property
-    def stored_dtype(self) -> str:
-        """Dtype of the bulk of the weights as they lie in the source."""
-        first = next(op for op in self.program.ops if hasattr(op, "weight"))
-        return dtype_name(self.weights.specs[first.weight].dtype)
-
-
-class ProgramCache:
-    """Lowered programs by the structure of the weights; the latest few."""
-
-    SIZE = 16
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._programs: OrderedDict[object, Program] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, weights: WeightSource, observer: DecodeObserver, hints: Mapping[str, str] | None = None) -> Program:
-        """The program of these weights, lowered if it is new."""
-        specs = weights.specs
-        # the dtype too: what some decoders do to their latent follows from it
-        shapes = frozenset((name, spec.shape, spec.dtype) for name, spec in specs.items())
-        key = shapes, frozenset((hints or {}).items())
-        with self._lock:
-            program = self._programs.get(key)
-        observer.cache_lookup("program", program is not None)
-        if program is None:
-            program = lower(specs, hints=hints)
-            with self._lock:
-                self._programs[key] = program
-                while len(self._programs) > self.SIZE:
-                    self._programs.popitem(last=False)
-        return program
-
-
-PROGRAMS = ProgramCache()
-
-
-def open_decoder(
-    weights: WeightSource,
-    *,
-    device: torch.device | str = "cpu",
-    loaded_dtype: torch.dtype | None = None,
-    hints: Mapping[str, str] | None = None,
-    observer: DecodeObserver = SILENT,
-) -> Decoder:
-    """Lower weights to a program. UnknownDecoderError or WeightsError if that cannot be done.
-
-    `hints` are facts that weights cannot tell; None takes the metadata of a file.
-
-    Without `loaded_dtype`, a decoder counts as loaded in float32 on a CPU and elsewhere in the first dtype that its
-    family allows, as hosts load it.
-    """
-    dev = torch.device(device)
-    observer.mark("lower")
-    found = getattr(weights, "metadata", {}) if hints is None else hints
-    program = PROGRAMS.get(weights, observer, found)
-    if loaded_dtype is None:
-        loaded_dtype = torch.float32 if dev.type == "cpu" else DTYPES[program.working_dtypes[0]]
-    return Decoder(weights=weights, program=program, loaded_dtype=loaded_dtype, device=dev)
-
-
 class Engine:
     """Decodes with one memory pool. Decodes of two threads take turns; both get correct pictures."""
 
-    def __init__(self, *, profile: DeviceProfile | None = None, pool: MemoryPool | None = None) -> None:
-        """`profile` None describes each decoder's device when it is first used."""
+    def __init__(
+        self,
+        *,
+        profile: DeviceProfile | None = None,
+        pool: MemoryPool | None = None,
+        tuning: TuningStore | None = None,
+    ) -> None:
+        """`profile` None describes each decoder's device when it is used; `tuning` holds what was measured on it."""
         self.pool = pool or MemoryPool()
         self.widened = WidenedOps()
-        self._profile = profile
+        self._profile, self._tuning = profile, tuning
         self._clips = ClipEngine(self.pool, self.widened, self.profile_for)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._lock = threading.Lock()
 
-    def profile_for(self, decoder: Decoder) -> DeviceProfile:
-        """What is known of the decoder's device now."""
-        return self._profile or describe_device(decoder.device)
+    def device_profile(self, device: torch.device) -> DeviceProfile:
+        """What is known of a device now."""
+        return self._profile or describe_device(device)
+
+    def profile_for(self, decoder: Decoder, settings: DecodeSettings | None = None) -> DeviceProfile:
+        """What is known of the decoder's device now, and of the decoder on it unless the settings keep nothing."""
+        profile = self.device_profile(decoder.device)
+        if settings is not None and not settings.advanced_caching:
+            return profile
+        return tuned_profile(profile, self._tuning, decoder.program, dtype_name(decoder.loaded_dtype))
 
     # -- planning
 
@@ -155,7 +88,7 @@ class Engine:
         observer: DecodeObserver = SILENT,
     ) -> Plan | ClipPlan:
         """The plan `decode` would run for latents of that shape. LatentError or PlanError if there is none."""
-        profile = self.profile_for(decoder)
+        profile = self.profile_for(decoder, settings)
         if is_video(decoder.program):
             clips = check_clip_shape(tuple(latent_shape), decoder.program)
             return self._clips.plan(decoder, clips, settings or DecodeSettings(), observer, profile)[0]
@@ -171,7 +104,8 @@ class Engine:
         profile: DeviceProfile,
         out_itemsize: int = 4,
     ) -> tuple[Plan, DtypeDecision]:
-        program = decoder.program
+        program, asked = decoder.program, settings
+        settings = filled_in(settings, profile)
         shape = check_latent_shape(latent_shape, program)
         if settings.method in ("stock", "blended"):
             raise SettingsError(f"method {settings.method} is not the exact engine's; choose auto or exact")
@@ -198,6 +132,7 @@ class Engine:
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
         summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize, profile)
+        summary = replace(summary, choices=mark_choices(summary.choices, profile.tuned, asked))
         return replace(plan, summary=summary), decision
 
     # -- running
@@ -268,7 +203,10 @@ class Engine:
     def _exclusively(self, request: R, work: Callable[[R], T]) -> T:
         """Run a decode with the pool, with its own flags, without gradients and without the caller's autocast."""
         decoder = request.decoder
-        flags = flags_for(self.profile_for(decoder), request.settings, head_dim=widest_head(decoder.program))
+        profile = self.profile_for(decoder, request.settings)
+        if self._tuning is not None and request.settings.advanced_caching:
+            request.observer.cache_lookup("tuning", profile.tuned is not None)
+        flags = flags_for(profile, request.settings, head_dim=widest_head(decoder.program))
         with isolated(self.pool, decoder.device, flags, request.observer) as observer:
             return work(replace(request, observer=observer))
 
@@ -288,7 +226,7 @@ class Engine:
     def _run_until_done(self, request: _Request) -> Tensor:
         """Run, start again with ops widened that overwrote their input, and with smaller tiles when memory ran out."""
         observer, progress = request.observer, None
-        profile, failure = self.profile_for(request.decoder), None
+        profile, failure = self.profile_for(request.decoder, request.settings), None
         restarts, smaller = 0, 0
         while True:
             observer.mark("plan")

@@ -15,6 +15,7 @@ from .gfx import Family, family_of, is_apu, parse_gfx
 
 if TYPE_CHECKING:
     from .kernels.backends import Constraints
+    from .tuning import TunedEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class DeviceProfile:
     """Readings that cannot be true and were not used."""
     reasons: Reasons = Reasons()  # noqa: RUF009 (frozen)
     """Why each default is what it is."""
+    tuned: TunedEntry | None = None
+    """What was measured here for the decoder at hand; its choices stand in the fields above already."""
     backends: tuple[Constraints, ...] = ()
     """What convolution backends take here, where it is not what kernels/backends.py says of them."""
 

@@ -25,6 +25,7 @@ from ..program import Program
 from ..rng import RandomScope
 from ..settings import DecodeSettings
 from ..summary import with_resident
+from ..tuning import filled_in, mark_choices
 from .latents import BATCH_IS_TIME
 from .overlap import decode_overlapped, may_overlap
 from .plan import ClipPlan, ClipShape
@@ -41,10 +42,13 @@ MAX_SMALLER = 4
 """How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
 
 
+ProfileFor = Callable[["Decoder", DecodeSettings], DeviceProfile]
+
+
 class ClipEngine:
     """The part of the engine that knows clips."""
 
-    def __init__(self, pool: MemoryPool, widened: WidenedOps, profile_for: Callable[[Decoder], DeviceProfile]) -> None:
+    def __init__(self, pool: MemoryPool, widened: WidenedOps, profile_for: ProfileFor) -> None:
         """Shares the engine's pool and what it learnt."""
         self._pool, self._widened, self._profile_for = pool, widened, profile_for
         self._plans: OrderedDict[object, ClipPlan] = OrderedDict()
@@ -57,7 +61,8 @@ class ClipEngine:
         profile: DeviceProfile, out_itemsize: int = 4,
     ) -> tuple[ClipPlan, DtypeDecision]:  # fmt: skip
         """The plan of a decode. PlanError if none fits."""
-        program = decoder.program
+        program, asked = decoder.program, settings
+        settings = filled_in(settings, profile)
         if settings.method in ("stock", "blended"):
             raise SettingsError(f"method {settings.method} is not the exact engine's; choose auto or exact")
         edge = max(shape[3] * program.scale[1], shape[4] * program.scale[2])
@@ -79,6 +84,7 @@ class ClipEngine:
                     while len(self._plans) > MAX_PLANS:
                         self._plans.popitem(last=False)
         summary = with_resident(plan.summary, decoder.packed.nbytes, out_itemsize, profile)
+        summary = replace(summary, choices=mark_choices(summary.choices, profile.tuned, asked))
         return replace(plan, summary=summary), decision
 
     # -- running
@@ -94,7 +100,7 @@ class ClipEngine:
             if not may_overlap(request):
                 raise
             shortage = error
-        profile = self._profile_for(request.decoder)
+        profile = self._profile_for(request.decoder, request.settings)
 
         def plan_for(shape: ClipShape) -> ClipPlan:
             return self.plan(request.decoder, shape, request.settings, SILENT, profile)[0]
@@ -105,7 +111,7 @@ class ClipEngine:
     def _decode_exactly(self, request: ClipRequest) -> Tensor | None:
         sink: FrameSink | None = None
         image: Tensor | None = None
-        profile, failure, progress = self._profile_for(request.decoder), None, None
+        profile, failure, progress = self._profile_for(request.decoder, request.settings), None, None
         restarts, smaller = 0, 0
         with RandomScope(request.decoder.device, request.settings.seed) as rng:
             while True:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from halo_vae.nodes import actions
+from halo_vae.nodes import session as session_module
 from halo_vae.nodes.session import needed_bytes, read_level
 from halo_vae.nodes.vae import VaeError
 from halo_vae.optim.errors import LatentError, UnknownDecoderError
@@ -18,8 +19,9 @@ from halo_vae.profiling.record import DecodeStatus
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.tests.cases.support import max_diff
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, PointDec, latent
-from halo_vae.tests.nodes.fake_host import FakeHost, Interrupted
+from halo_vae.tests.nodes.fake_host import GIB, FakeHost, Interrupted
 from halo_vae.tests.nodes.support import KLModel, kl_vae, new_session, stock
+from halo_vae.tests.optim.profiles import profile_of
 
 Z = latent((1, 4, 12, 20))
 
@@ -258,6 +260,28 @@ def test_unknown_profile_level_is_told(caplog: pytest.LogCaptureFixture) -> None
 
 def test_planner_gets_no_more_than_the_host_has() -> None:
     session = new_session(FakeHost(total=3 << 20))
-    profile = session.engine.profile_of(torch.device("cpu"))
+    profile = session.engine.device_profile(torch.device("cpu"))
     assert profile.budget_bytes == 3 << 20
-    assert new_session(FakeHost(total=None)).engine.profile_of(torch.device("cpu")).budget_bytes != 3 << 20
+    assert new_session(FakeHost(total=None)).engine.device_profile(torch.device("cpu")).budget_bytes != 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("machine", "loaded_gib", "total_gib", "budget_gib", "words"),
+    [
+        ("gfx1100", 6, 24, 23 + 1, "all that a test gives of this device"),  # models give back up to the whole card
+        ("gfx1100", 0.5, 24, 23.5, "and 0.5 GiB of models that can be unloaded"),
+        ("gfx1100", 0, None, 23, "what HIP calls free"),
+        ("gfx1151", 6, 64, 63, "what HIP calls free"),  # an unloaded model stays in the same memory
+        ("gfx1151", 0, 40, 40, "all that a test gives of this device"),
+    ],
+)
+def test_models_that_leave_a_card_make_room_and_those_of_an_apu_do_not(
+    machine: str, loaded_gib: float, total_gib: float | None, budget_gib: float, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(session_module, "describe_device", lambda device: profile_of(machine))
+    total = None if total_gib is None else int(total_gib * GIB)
+    session = new_session(FakeHost(total=total, loaded=int(loaded_gib * GIB)))
+    found = session.engine.device_profile(torch.device("cpu"))
+    assert found.budget_bytes == int(budget_gib * GIB)
+    assert words in found.budget_reason

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from halo_vae.optim import decode as decode_module
-from halo_vae.optim.decode import Engine, ProgramCache, open_decoder
+from halo_vae.optim import decoder as decoder_module
+from halo_vae.optim.decode import Engine, open_decoder
+from halo_vae.optim.decoder import ProgramCache
 from halo_vae.optim.errors import LatentError, UnknownDecoderError
 from halo_vae.optim.events import SILENT
 from halo_vae.optim.store import keep_raw, to_unit_range
@@ -294,7 +295,7 @@ def test_out_dtype(dtype: torch.dtype) -> None:
 
 def test_open_decoder_lowers_once_per_structure() -> None:
     heard, weights = Recorder(), MappingWeights(small_weights())
-    decode_module.PROGRAMS._programs.clear()
+    decoder_module.PROGRAMS._programs.clear()
     one = open_decoder(weights, observer=heard)
     two = open_decoder(MappingWeights(small_weights(1)), observer=heard)
     assert one.program is two.program
