@@ -27,7 +27,7 @@ from .layout import FrameShape, norm_of
 from .ops import ClipAttention, ClipConv, ClipNorm, ClipScale
 from .plan import ClipPlan, reads_latent
 from .sink import FrameSink
-from .stage import Normaliser, activate_
+from .stage import Normaliser, activate_, copy_frame
 from .steps import Feed, Keep, Page, Run
 from .weights import ClipWeights
 
@@ -135,7 +135,7 @@ class ClipRunner:
         shape = layouts.staged.get(step.index) or layouts.frames[self.program.ops[step.index].inputs[0]]
         for page, kept in step.moves:
             self.take(kept, shape)
-            self.page(kept, shape).copy_(self.page(page, shape))
+            copy_frame(self.page(page, shape), self.page(kept, shape))
 
     def _run_op(self, run: Run) -> str:
         """Run an op for some frames; the names of what its tiles ran on."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 
+from ..limits import LARGEST_TENSOR
 from ..tiling import Span
 from ..workers import run_tasks
 from .ops import Border, ClipActivation
@@ -118,6 +119,14 @@ def _normalise(x: Tensor, y: Tensor, norm: Normaliser) -> None:
         y.mul_(norm.gain)
     if norm.shift is not None:
         y.add_(norm.shift)
+
+
+def copy_frame(src: Tensor, dst: Tensor) -> None:
+    """dst = src, both [C, h, w]; in bands of rows where a whole frame has too many elements for one kernel."""
+    c, h, w = src.shape
+    rows = max(1, LARGEST_TENSOR // (c * w))
+    for top in range(0, h, rows):
+        dst[:, top : top + rows].copy_(src[:, top : top + rows])
 
 
 def fill_border(page: Tensor, halo: int, border: Border) -> None:
