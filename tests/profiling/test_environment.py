@@ -2,15 +2,26 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from halo_vae.optim import device_readers
 from halo_vae.profiling import environment, memory
-from halo_vae.profiling.codec import encode
-from halo_vae.profiling.environment import VARIABLES, environment_id, read_cpu_model, read_environment, read_variables
+from halo_vae.profiling.codec import decode, encode
+from halo_vae.profiling.environment import (
+    VARIABLES,
+    Environment,
+    environment_id,
+    read_cpu_model,
+    read_environment,
+    read_variables,
+)
+from halo_vae.profiling.render.sections import device_note
+from halo_vae.tests.optim.profiles import GFX1151_CARVE_OUT
 
 
 def test_only_listed_variables_are_read_and_only_plain_values() -> None:
@@ -86,3 +97,32 @@ def test_allow_list_holds_no_place() -> None:
 
 def test_memory_module_is_the_only_source_of_gpu_facts() -> None:
     assert memory.accelerator_facts("meta") == ("meta", None)
+
+
+def test_a_strix_halo_by_family_units_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(name="Radeon 8060S Graphics", gcnArchName="gfx1151:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    monkeypatch.setattr(device_readers, "read_device", lambda device: GFX1151_CARVE_OUT)
+    monkeypatch.setattr(device_readers, "read_versions", lambda: GFX1151_CARVE_OUT.versions)
+    environment._read.cache_clear()
+    try:
+        found = read_environment("cuda:0")
+    finally:
+        environment._read.cache_clear()
+    assert (found.device_arch, found.device_family, found.compute_units) == ("gfx1151", "rdna3.5", 40)
+    assert (found.rocm, found.miopen, found.cudnn) == ("7.1.0", "3005001", None)
+    assert found.driver == "Linux 6.17.0-generic"
+    assert device_note(found) == "gfx1151, rdna3.5, 40 compute units"
+    assert environment_id(found) != environment_id(replace(found, driver="Linux 6.18.0"))
+    assert decode(Environment, encode(found)) == found
+
+
+def test_an_older_record_has_no_family() -> None:
+    older = encode(read_environment("cpu"))
+    assert isinstance(older, dict)
+    for name in ("device_family", "compute_units", "rocm", "driver"):
+        del older[name]
+    found = decode(Environment, older)
+    assert isinstance(found, Environment)
+    assert (found.device_family, device_note(found)) == (None, "")
