@@ -11,7 +11,7 @@ from typing import Any
 from halo_vae.tests.comfyui.installs import Install
 from halo_vae.tests.comfyui.server import ROOT
 
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 def run_inside(install: Install, folder: Path, script: str, *flags: str) -> Any:

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from halo_vae.benchmarks.plain_kl import random_sd_weights
+from halo_vae.benchmarks.plain_wan import random_wan_weights
 from halo_vae.tests.comfyui.server import Finished, Prompt, Server
 from halo_vae.tests.goldens import golden
 
@@ -80,9 +81,10 @@ def write_latent(folder: Path, name: str, shape: tuple[int, ...], seed: int = 2)
     return name
 
 
-def write_wan_vae(folder: Path) -> str:
-    """A narrow Wan 2.1 decoder, and of the encoder what ComfyUI knows it by."""
-    weights = {name: tensor.clone() for name, tensor in golden("wan21").weights.items()}
+def write_wan_vae(folder: Path, *, any_width: bool) -> str:
+    """A Wan 2.1 decoder, and of the encoder what ComfyUI knows it by; a narrow one where ComfyUI takes `any_width`."""
+    found = golden("wan21").weights if any_width else random_wan_weights()
+    weights = {name: tensor.half() for name, tensor in found.items()}
     weights["encoder.conv1.weight"] = torch.zeros(weights["decoder.head.0.gamma"].shape[0], 3, 3, 3, 3)
     save_file(weights, str(folder / "models" / "vae" / WAN_VAE))
     return WAN_VAE
