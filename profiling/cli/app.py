@@ -16,8 +16,9 @@ from .decode import DecodeCommand
 from .demo import DemoCommand
 from .doctor import DoctorCommand
 from .plan import PlanCommand
+from .tune import TuneCommand
 
-COMMANDS: tuple[Command, ...] = (DecodeCommand(), PlanCommand(), DemoCommand(), DoctorCommand())
+COMMANDS: tuple[Command, ...] = (DecodeCommand(), PlanCommand(), DemoCommand(), DoctorCommand(), TuneCommand())
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from ...optim.blend_plan import choose_dtype, plan_blend, summarise
 from ...optim.blended import decode_blended
 from ...optim.decode import Decoder, Engine, open_decoder
-from ...optim.errors import LatentError, UnknownDecoderError
+from ...optim.errors import HaloError, LatentError, UnknownDecoderError
 from ...optim.events import ConvShape, DecodeObserver, PlanSummary
 from ...optim.latents import check_latent_shape, check_values
 from ...optim.program import Program
 from ...optim.settings import DecodeSettings
 from ...optim.store import finish_of
+from ...optim.tuning import TuningStore
 from ...optim.video.engine import check_clip_shape
 from ...optim.video.frames import output_frames
 from ...optim.video.latents import as_clips
@@ -151,16 +152,28 @@ def open_session(args: argparse.Namespace, vae: Path) -> Session:
     """Check the flags and open the decoder. SettingsError, WeightsError, CommandError."""
     settings = settings_from(args)
     apply_threads(args)
-    device = choose_device(args)
+    decoder = open_vae(vae, choose_device(args))
+    engine, store = Engine(tuning=_open_tuning()), _open_history()
+    return Session(engine=engine, decoder=decoder, settings=settings, collector=Collector(), store=store)
+
+
+def open_vae(vae: Path, device: str) -> Decoder:
+    """The decoder in a VAE file. WeightsError, CommandError where it is of no known family."""
     try:
-        decoder = open_decoder(FileWeights(vae), device=device)
+        return open_decoder(FileWeights(vae), device=device)
     except UnknownDecoderError as e:
         seen, known = ", ".join(e.keys_seen[:3]) or "none", ", ".join(e.families)
         raise CommandError(
             f"{vae} is not a VAE known here (its first tensors: {seen}); give the VAE file of one of: {known}"
         ) from e
-    store = _open_history()
-    return Session(engine=Engine(), decoder=decoder, settings=settings, collector=Collector(), store=store)
+
+
+def _open_tuning() -> TuningStore | None:
+    try:
+        return TuningStore()
+    except HaloError as e:
+        log.warning("nothing that was tuned is used: %s", e)
+        return None
 
 
 def _open_history() -> HistoryStore | None:

@@ -9,6 +9,7 @@ from ..environment import Environment
 from ..metrics import Metrics
 from ..parts import DecodeStatus, DtypeMacs, PeakReading, share
 from ..record import DecodeRecord
+from ..usage import origins_of
 from .units import (
     NA,
     format_bytes,
@@ -22,6 +23,7 @@ from .units import (
     format_share,
 )
 
+_MADE = {"tuned": "tuned", "asked": "as asked", "rule": "by rule", "default": "by default"}
 _SHOWN = 6
 """Most items of a list that are spelt out."""
 
@@ -149,6 +151,10 @@ def _plan(record: DecodeRecord) -> Section:
     if plan.chunk_frames:
         rows.insert(2, chunks_row(plan))
     rows += [Row(label=c.name, value=c.value, note=c.reason) for c in plan.choices]
+    made = origins_of(plan.choices)
+    if made:
+        counts = ", ".join(f"{len(names)} {_MADE[origin]}" for origin, names in made.items())
+        rows.append(Row(label="choices", value=counts, note=f"tuned: {', '.join(made.get('tuned', ('none',)))}"))
     return Section(title="Plan", rows=tuple(rows))
 
 
