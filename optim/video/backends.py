@@ -29,6 +29,12 @@ SHIFTED, KITCHEN = "shifted_gemm", "kitchen"
 """One matrix product per tap; an optional package's 3-D convolution. What each takes: kernels/backends.py."""
 
 
+SMALL_MAP = {True: 256, False: 16}
+"""Pixels of a tile, in float32 or not, up to which a CPU's 3-D convolution is faster than one 2-D convolution per tap:
+laying out a weight three times costs more there than the products do (measured: 5 times at 4x4, 2 at 16x16; at
+32x32 it is the slower one)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvPlan:
     """How one op runs for any number of frames."""
@@ -116,7 +122,9 @@ class Backends:
         if op.kernel[0] == 1:
             return CONV_2D
         # shifted frames as 2-D convolutions; a folded upsampling exists in 2-D only
-        return CONV_3D if self.profile.convolution3d == "conv3d" and op.upsample == 1 else SUM_2D
+        most = SMALL_MAP[case.dtype == "float32"] if self.profile.kind == "cpu" else 0
+        small = case.tile <= most * op.kernel[0]
+        return CONV_3D if (small or self.profile.convolution3d == "conv3d") and op.upsample == 1 else SUM_2D
 
     def _refusals(self, name: str, case: ConvCase) -> tuple[str, ...]:
         why = refusals(constraints_of(name, self.profile), case, self.profile, self._settings)
@@ -285,6 +293,13 @@ class Backends:
         """Bytes of one frame of keys."""
         return self.layouts.frames[op.inputs[0]].elements * ITEMSIZE[self._dtypes.of(op.name)]
 
+    def convolved(self, run: Run) -> int:
+        """Conv frames of a run that a kernel makes: all but a bypassed first one."""
+        op, n = self.program.ops[run.index], run.stop - run.start
+        if not isinstance(op, ClipConv):
+            return 0
+        return n - 1 if op.first_frame == "bypass" and run.start == 0 else n
+
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of a run, as its kernel does them."""
         index, n = run.index, run.stop - run.start
@@ -292,13 +307,16 @@ class Backends:
         shape = self.layouts.frames[op.inputs[0]]
         px = shape.height * shape.width
         if isinstance(op, ClipAttention):
-            tokens = px * n if op.scope == "clip" else px
-            inner = 2 * n * n * px if op.scope == "past" else 2 * n * px * tokens
+            # of each pixel, the others that it attends to
+            others = {"frame": n * px, "clip": n * n * px, "past": sum(range(run.start + 1, run.stop + 1))}[op.scope]
+            inner = 2 * px * others
             return 4 * n * px * op.channels**2 + inner * op.channels
         if not isinstance(op, ClipConv):
             return 0
-        plan = self.plans[index]
-        maps = products_of(run.taps) if plan.backend == WINOGRAD else op.kernel[0] * n
+        plan, taps = self.plans[index], run.taps[n - self.convolved(run) :]
+        if not taps:
+            return 0
+        maps = products_of(taps) if plan.backend == WINOGRAD else op.kernel[0] * len(taps)
         pairs = op.in_channels * op.out_channels * maps
         tiles = self.grid(index, n).tiles()
         if plan.backend == WINOGRAD and op.upsample == 1:

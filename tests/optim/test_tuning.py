@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import torch
 
 from halo_vae.optim import tune as tuning_loop
 from halo_vae.optim.errors import HaloError, SettingsError
