@@ -13,11 +13,14 @@ from halo_vae.nodes.advice import advise
 from halo_vae.optim.errors import LatentError
 from halo_vae.optim.events import Fallback
 from halo_vae.profiling.doctor_facts import Facts
+from halo_vae.profiling.environment import read_environment
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus
+from halo_vae.profiling.render.units import format_bytes
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, latent
 from halo_vae.tests.nodes.fake_host import GIB, FakeHost
 from halo_vae.tests.nodes.support import kl_vae, new_session
+from halo_vae.tests.optim.profiles import profile_of
 from halo_vae.tests.profiling.doctor_fakes import STRIX_HALO, change
 
 SAMPLES = {"samples": latent((2, 4, 6, 10))}
@@ -142,3 +145,24 @@ def test_panel_shows_the_doctors_warnings(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked[0]["held_bytes"] == session.held_bytes()
     monkeypatch.setattr(monitor, "read_facts", lambda device, **options: STRIX_HALO)
     assert "Warnings" not in actions.monitor(session)
+
+
+def test_the_device_is_shown_with_its_chip_its_memory_and_the_reasons_of_its_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = profile_of("gfx1151")
+    seen = replace(
+        read_environment("cpu"), device="Radeon 8060S Graphics", device_arch="gfx1151", device_family="rdna3.5",
+        compute_units=40, hip="7.1.25424", rocm="7.1.0", miopen="3005001", driver="Linux 6.17.0",
+    )  # fmt: skip
+    monkeypatch.setattr(monitor, "read_environment", lambda device: seen)
+    session = new_session(FakeHost(total=None))
+    monkeypatch.setattr(type(session.engine), "device_profile", lambda self, device: machine)
+    text = actions.monitor(session, None, None)
+    assert "gfx1151, rdna3.5, 40 compute units" in text
+    for version in ("HIP 7.1.25424", "ROCm 7.1.0", "MIOpen 3005001", "driver Linux 6.17.0"):
+        assert version in text
+    assert f"memory for a decode   {format_bytes(63 * GIB)}" in text
+    assert "limited by what HIP calls free" in text
+    for reason in (machine.reasons.layout, machine.reasons.batch_cap, machine.reasons.attention):
+        assert reason in text
