@@ -62,7 +62,7 @@ class ClipConvStep:
             self._observer.tile_started(i, len(tiles), shape, dtype)
             if convolve is not None:
                 self._observer.conv_requested(
-                    runner.plan.backends.conv_shape(run.index, n, tile.rows.size, tile.cols.size)
+                    runner.plan.backends.conv_shape(run.index, len(frames), tile.rows.size, tile.cols.size)
                 )
                 self._tile(tile, frames, convolve)
             if len(frames) < n:

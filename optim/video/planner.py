@@ -88,7 +88,6 @@ class _Rehearsal:
     n_tiles: int = 0
     scratch: int = 0
     shapes: dict[ConvShape, None] = field(default_factory=dict)
-    runs: set[tuple[int, int]] = field(default_factory=set)
 
 
 def _plan_with(
@@ -191,6 +190,7 @@ def _portion(program: Program, layouts: Layouts, op: Op, chunk: int, tile_bytes:
 def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Driver) -> _Rehearsal:
     total = _Rehearsal()
     costs: dict[tuple[int, int], tuple[int, int, int]] = {}
+    shaped: set[tuple[int, int]] = set()
     for step in driver.steps():
         if isinstance(step, Keep):
             total.bytes_moved += 2 * len(step.moves) * _kept_bytes(layouts, program, step.index)
@@ -202,8 +202,9 @@ def _rehearse(program: Program, layouts: Layouts, backends: Backends, driver: Dr
             if elements > LARGEST_TENSOR:
                 refuse(program.ops[step.index].name, elements)
             costs[key] = _costs(program, layouts, backends, *key)
-            for shape in _shapes(backends, *key):
-                total.shapes[shape] = None
+        if (convolved := (step.index, backends.convolved(step))) not in shaped:
+            shaped.add(convolved)
+            total.shapes.update(dict.fromkeys(_shapes(backends, *convolved)))
         moved, tiles, scratch = costs[key]
         total.macs += backends.macs(step)
         total.bytes_moved += moved + _staged_bytes(layouts, program, step)
@@ -234,7 +235,7 @@ def _staged_bytes(layouts: Layouts, program: Program, step: Run) -> int:
 
 
 def _shapes(backends: Backends, index: int, n: int) -> list[ConvShape]:
-    if not isinstance(backends.program.ops[index], ClipConv):
+    if not n:
         return []
     sizes = {(tile.rows.size, tile.cols.size) for tile in backends.grid(index, n).tiles()}
     return [backends.conv_shape(index, n, *size) for size in sorted(sizes)]
