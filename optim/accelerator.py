@@ -43,6 +43,17 @@ def wait_for(device: torch.device) -> None:
         gpu_api().synchronize(device)
 
 
+def empty_gpu_cache(device: torch.device) -> None:
+    """Return what torch's allocator keeps of a GPU's freed memory to the driver; nothing on other devices."""
+    if is_gpu(device):
+        gpu_api().empty_cache()
+
+
+def gpu_runtime() -> Any:
+    """The runtime under torch: HIP answers to CUDA's names. None without a GPU."""
+    return gpu_api().cudart() if has_gpu() else None
+
+
 class SideStream:
     """A second queue of a GPU for copies; does nothing on devices without one."""
 

@@ -49,15 +49,16 @@ def decode_blended(
     finish: Finish = to_unit_range,
     out_device: torch.device | str = "cpu",
     profile: DeviceProfile | None = None,
+    attempts: int = MAX_ATTEMPTS,
 ) -> Tensor:
     """Decode a latent [B, C, H, W] or [B, C, T, H, W] to pictures [B * frames, H, W, C], float32, on `out_device`.
 
     One tile that holds the whole latent is one call per pass, bit-equal to the untiled decode. Clips are decoded one by
     one, in chunks of `chunk_frames` that share `chunk_overlap` where they do not fit at once. The latent is read only;
     the global random state is as it was before, also after an error; gradients are never recorded. `profile` is the
-    device's own unless given. LatentError on a latent that does not fit or is not finite; NonFiniteError where no
-    allowed dtype gives a finite tile; torch's out-of-memory error where no smaller tile helps. Whatever the observer or
-    the decoder raises besides leaves as it is.
+    device's own unless given; `attempts` bounds how often the decode begins. LatentError on a latent that does not fit
+    or is not finite; NonFiniteError where no allowed dtype gives a finite tile; torch's out-of-memory error where no
+    smaller tile helps. Whatever the observer or the decoder raises besides leaves as it is.
     """
     observer.mark("plan")
     fitted = fit_latent(opaque, latent)
@@ -70,7 +71,7 @@ def decode_blended(
     with RandomScope(opaque.device, settings.seed) as rng, torch.inference_mode(), backend_scope(flags) as in_force:
         heard = telling(observer, in_force)
         run = _Run(opaque, fitted, settings, choice, finish, heard, torch.device(out_device), rng)
-        return run.to_end(plan)
+        return run.to_end(plan, attempts)
 
 
 class _Run:
@@ -97,13 +98,13 @@ class _Run:
         self.n_done = 0
         self.share_done = 0.0
 
-    def to_end(self, plan: BlendPlan) -> Tensor:
+    def to_end(self, plan: BlendPlan, attempts: int) -> Tensor:
         """Attempts with ever smaller tiles, each from scratch, until one goes through."""
         if self.choice.fallback is not None:
             self.observer.fallback(self.choice.fallback)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             self.observer.planned(summarise(plan, self.opaque, self.choice))
-            smaller = plan.smaller() if attempt < MAX_ATTEMPTS else None
+            smaller = plan.smaller() if attempt < attempts else None
             shortage = self._attempt(plan, may_retry=smaller is not None)
             if shortage is None or smaller is None:  # without a smaller plan the shortage was raised
                 break

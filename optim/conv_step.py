@@ -83,7 +83,7 @@ class ConvStep:
         """The 1x1 convolution of the raw input under a strip."""
         images, rows = tile.images, tile.rows
         src = self._runner.value(op.inputs[0])[images.start : images.stop, :, rows.start : rows.stop]
-        src = src.to(DTYPES[self._step.dtype])
+        src = self._runner.near(op.inputs[0], src).to(DTYPES[self._step.dtype])
         self._request(src, weights[0])
         return kernels.convolve(src, *weights)
 
@@ -128,6 +128,7 @@ class ConvStep:
         images, rows, cols = tile.images, tile.new_rows, tile.new_cols
         whole = self._runner.value(op.residual)
         res = whole[images.start : images.stop, :, rows.start : rows.stop, cols.start : cols.stop]
+        res = self._runner.near(op.residual, res)
         if op.residual_repeat > 1:
             res = res.repeat_interleave(op.residual_repeat, 1)
         if y.dtype == res.dtype:

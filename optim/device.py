@@ -71,7 +71,7 @@ class DeviceProfile:
 
     def needed_bytes(self, peak: PeakPrediction) -> int:
         """Bytes of the budget that a peak takes: the picture lies in the host's memory, which a card has no part in."""
-        return peak.total if self.unified_memory else peak.total - peak.output
+        return peak.total if self.unified_memory else peak.working
 
     def fits(self, peak: PeakPrediction) -> bool:
         """True where the peak is within the budget, or the budget unknown."""

@@ -34,11 +34,18 @@ class PeakPrediction:
     """Re-laid-out, folded or cast copies of weights."""
     output: int
     """The final image tensor."""
+    host: int = 0
+    """Pooled buffers in the host's memory, of a plan that keeps its widest values there."""
 
     @property
     def total(self) -> int:
         """Sum of the parts."""
-        return self.pool + self.scratch + self.packed + self.output
+        return self.pool + self.scratch + self.packed + self.output + self.host
+
+    @property
+    def working(self) -> int:
+        """What lies in the memory of the device that computes, the picture aside."""
+        return self.pool + self.scratch + self.packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from .kernels import kitchen
 from .kernels import torch_kernels as kernels
 from .kernels.attention import run_attention
 from .moments import MapMoments, Moments, tile_moments
+from .offload import fetch
 from .packing import DTYPES, PackedWeights
 from .plan import OpPlan, PassPlan, Plan
 from .pool import Slab
@@ -84,10 +85,21 @@ class PassRunner:
     """State of one pass: views of values, statistics, staged rows."""
 
     def __init__(
-        self, context: RunContext, a_pass: PassPlan, slab: Slab, latent: Tensor, sink: ImageSink, first_image: int
+        self,
+        context: RunContext,
+        a_pass: PassPlan,
+        slab: Slab,
+        latent: Tensor,
+        sink: ImageSink,
+        first_image: int,
+        host: Slab | None = None,
     ) -> None:
-        """`latent` [n, C, H, W] lies in pooled memory already; the pictures go to `sink` from `first_image` on."""
+        """`latent` [n, C, H, W] lies in pooled memory already; the pictures go to `sink` from `first_image` on.
+
+        `host` is where the plan's offloaded values live, if it has any.
+        """
         self.context, self.a_pass, self._slab, self._sink, self._first_image = context, a_pass, slab, sink, first_image
+        self._host = host
         self.program = context.plan.program
         self._groups = norm_groups(self.program)
         self._views: dict[int, Tensor] = {0: latent}
@@ -181,6 +193,11 @@ class PassRunner:
 
     def buffer(self, key: str, nbytes: int) -> Tensor:
         """Flat bytes of a planned buffer; a buffer that no plan foresaw (a redone op's) is allocated."""
+        if key in self.a_pass.offload.homes:
+            assert self._host is not None
+            memory, hit = self._host.take(self.a_pass.offload.host.offsets[key], nbytes)
+            self.context.observer.pool_request(nbytes, hit)
+            return memory
         if key not in self.a_pass.arena.offsets or nbytes > self.a_pass.buffer_bytes[key]:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.context.device)
         memory, hit = self._slab.take(self.a_pass.arena.offsets[key], self.a_pass.buffer_bytes[key])
@@ -199,6 +216,17 @@ class PassRunner:
             whole = self.map_view(self._homes[place.home], self.a_pass.n_images, place.home_channels, *size, dtype)
             self._views[v] = whole[:, place.offset : place.offset + place.channels]
         return self._views[v]
+
+    def near(self, v: int, part: Tensor) -> Tensor:
+        """A part of a value where kernels can read it: as it is, or a copy of what lives in the host's memory."""
+        if not self.is_far(v):
+            return part
+        self.context.observer.mark("transfer")
+        return fetch(part, self.context.device)
+
+    def is_far(self, v: int) -> bool:
+        """True for a value that lives in the host's memory."""
+        return v in self.a_pass.slices and self.a_pass.slices[v].home in self.a_pass.offload.homes
 
     def map_view(self, flat: Tensor, n: int, c: int, h: int, w: int, dtype: torch.dtype) -> Tensor:
         """The front of flat bytes as [n, c, h, w] in the plan's layout."""
@@ -239,7 +267,7 @@ class PassRunner:
         op, context = step.op, self.context
         context.observer.tile_started(0, 1, tuple(self.value(op.inputs[0]).shape), step.dtype)
         context.observer.mark("load")
-        x = self.value(op.inputs[0]).float()
+        x = self.near(op.inputs[0], self.value(op.inputs[0])).float()
         if isinstance(op, Pointwise):
             first, second = (context.packed.vector(name, torch.float32, context.device) for name in op.weights)
             assert first is not None

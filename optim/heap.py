@@ -7,6 +7,10 @@ import functools
 import sys
 from collections.abc import Callable
 
+import torch
+
+from .accelerator import empty_gpu_cache
+
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
@@ -31,3 +35,12 @@ def trim_heap() -> bool:
         return False
     trim(0)
     return True
+
+
+def give_back(device: torch.device) -> None:
+    """Return memory that was freed but kept for the next allocation: the heap's, and that of torch's GPU allocator.
+
+    Libraries that allocate for themselves find it only then, and so do other programs.
+    """
+    trim_heap()
+    empty_gpu_cache(device)

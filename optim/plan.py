@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .arena import Arena
@@ -123,6 +123,15 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Homes of values that live in the host's memory, from where tiles are fetched and whereto they are stored."""
+
+    homes: frozenset[str] = frozenset()
+    host: Arena = field(default_factory=lambda: Arena(offsets={}, nbytes=0))
+    """Where they lie there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
     """One pass over `n_images` pictures."""
 
@@ -137,6 +146,8 @@ class PassPlan:
     packed_bytes: int
     macs: int
     bytes_moved: int
+    offload: Offload = field(default_factory=Offload)
+    """What of it lives in the host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +172,8 @@ class Plan:
     pool_bytes: int
     conv_shapes: tuple[ConvShape, ...]
     summary: PlanSummary
+    host_bytes: int = 0
+    """Of the pool's memory on the host, where the widest values live there."""
 
     @property
     def ops(self) -> tuple[OpPlan, ...]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .arena import align, pack_buffers
+from .arena import align
 from .costs import ITEMSIZE, attention_macs, conv_macs, conv_out_channels, step_bytes, step_scratch, weight_bytes
 from .device import DeviceProfile
-from .errors import PlanError
 from .events import Choice, PeakPrediction
 from .kernels.dispatch import BackendChoice, choose_backend, choose_layout
+from .ladder import PICTURE_RUNGS, UNSQUEEZED, Squeeze, fit_or_refuse
 from .limits import LARGEST_TENSOR, check_kernels, oversized, refuse
+from .offload import fetched_bytes, offload_choice, split_buffers
 from .placement import Placer, with_modes
 from .plan import DtypePlan, Layout, OpPlan, PassPlan, Plan, kind_of
 from .pool import slab_bytes
@@ -23,11 +24,10 @@ from .step_kernels import settled, with_kernel, work_buffers
 from .summary import conv_shapes_of, convolution_choice, device_choices, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
+ADVICE = "free memory, choose a narrower precision or decode a smaller picture"
 BASE_TILE_LAT = 32
 """Edge in latent pixels of the default 2-D tile: 256 pixels of a x8 decoder, which every common resolution exceeds."""
 ATTENTION_ROWS = 1024
-SMALLER_TILES = 2
-"""How often tiles are made four times smaller before a decode is refused for lack of memory."""
 
 
 def make_plan(
@@ -40,42 +40,47 @@ def make_plan(
     out_bytes: int,
     stored: str,
 ) -> Plan:
-    """The first plan that fits the budget, with tiles of the device's size or smaller. PlanError if none does.
+    """The first plan that fits the budget, going down the ladder's rungs where it must. PlanError if none does.
 
     `stored` is the dtype the weights lie in; `out_bytes` the size of the image.
     """
-    plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
-    for _ in range(SMALLER_TILES):
-        if profile.fits(plan.predicted):
-            return plan
-        profile = replace(profile, tile_bytes=profile.tile_bytes // 4)
-        plan = _plan_with(program, latent_shape, settings, profile, decision, out_bytes, stored)
-    if profile.budget_bytes is not None and not profile.fits(plan.predicted):
-        batch, _, height, width = latent_shape
-        needed = profile.needed_bytes(plan.predicted)
-        raise PlanError(
-            f"decoding {batch} latents of {width}x{height} takes {needed >> 20} MiB"
-            f" but {profile.budget_bytes >> 20} MiB are free{_limit(profile)}; free memory, choose a narrower precision"
-            " or decode a smaller picture",
-            need_bytes=needed,
-            free_bytes=profile.budget_bytes,
+
+    def plan_for(squeeze: Squeeze) -> Plan:
+        return plan_with(
+            program, latent_shape, settings, profile, decision, out_bytes=out_bytes, stored=stored, squeeze=squeeze
         )
-    return plan
+
+    return fit_or_refuse(plan_for, PICTURE_RUNGS, profile, describe_pictures(latent_shape), ADVICE)
 
 
-def _plan_with(
+def describe_pictures(latent_shape: tuple[int, ...]) -> str:
+    """A decode of latents [B, C, H, W] in words."""
+    batch, _, height, width = latent_shape
+    return f"decoding {batch} latents of {width}x{height}"
+
+
+def plan_with(
     program: Program,
     latent_shape: tuple[int, int, int, int],
     settings: DecodeSettings,
     profile: DeviceProfile,
     decision: DtypeDecision,
+    *,
     out_bytes: int,
     stored: str,
+    squeeze: Squeeze = UNSQUEEZED,
 ) -> Plan:
+    """The plan that gives up what the squeeze says, whether it fits or not."""
     batch, _, height, width = latent_shape
+    profile = replace(profile, tile_bytes=max(1, profile.tile_bytes // squeeze.tile_divisor))
+    if squeeze.batch:
+        profile = replace(profile, batch_cap=1)
+    if squeeze.offload and settings.kernel_backend == "kitchen":
+        settings = replace(settings, kernel_backend="auto")  # it reads and writes whole values where they live
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
     layout, _ = choose_layout(settings, profile)
     maker = _PassMaker(program, settings, profile, decision.dtypes, strategy, layout, (1, height, width), stored)
+    maker.offload = squeeze.offload
     n, batch_choice = _images_per_pass(maker, program, batch, settings, profile, (height, width))
     sizes = [n] * (batch // n) + ([batch % n] if batch % n else [])
     prefetch = settings.memory_prefetching and len(sizes) > 1
@@ -85,17 +90,20 @@ def _plan_with(
     passes = tuple(by_size[size] for size in sizes)
     latents = latent_buffer_bytes(program, n, (1, height, width), decision.dtypes.stream) * (2 if prefetch else 1)
     pool = slab_bytes(max(p.arena.nbytes for p in by_size.values()) + latents)
+    host = slab_bytes(max(p.offload.host.nbytes for p in by_size.values()))
     predicted = PeakPrediction(
         pool=pool,
         scratch=max(p.scratch_bytes for p in by_size.values()),
         packed=max(p.packed_bytes for p in by_size.values()) if settings.advanced_caching else 0,
         output=out_bytes,
+        host=host,
     )
     choices = (
         *device_choices(settings, profile, strategy, layout),
         decision.choice,
         batch_choice,
         convolution_choice(passes[0].steps, profile, settings),
+        *offload_choice(passes[0], pool),
     )
     shapes = conv_shapes_of(by_size.values(), layout)
     return Plan(
@@ -113,12 +121,8 @@ def _plan_with(
         pool_bytes=pool,
         conv_shapes=shapes,
         summary=summarise(program, passes, strategy, layout, predicted, choices),
+        host_bytes=host,
     )
-
-
-def _limit(profile: DeviceProfile) -> str:
-    """The reading that set the budget, in brackets; nothing where it was given."""
-    return f" ({profile.budget_reason})" if profile.budget_reason else ""
 
 
 def latent_buffer_bytes(program: Program, n_images: int, latent: Size, dtype: str) -> int:
@@ -168,6 +172,8 @@ class _PassMaker:
         self._program, self._settings, self._profile, self._dtypes = program, settings, profile, dtypes
         self._strategy, self._layout, self._latent, self._stored = strategy, layout, latent, stored
         self._last = last_reader(program)
+        self.offload = 0
+        """How much of the values lives in the host's memory, as Squeeze has it."""
 
     def make(self, n: int) -> PassPlan:
         """The pass over `n` images."""
@@ -183,11 +189,12 @@ class _PassMaker:
             reuse=reuse,
         )
         placer.run()
-        buffers = placer.buffers()
+        homes = placer.buffers()
         steps = settled(with_modes(steps, placer.modes), placer.slices, self._dtypes, self._program)
         work = [work_buffers(step, self._dtypes, self._profile.workers) for step in steps]
         steps = tuple(replace(s, buffers=tuple(b.key for b in bufs)) for s, bufs in zip(steps, work, strict=True))
-        buffers += [b for bufs in work for b in bufs]
+        arena, offload = split_buffers(homes, [b for bufs in work for b in bufs], self.offload)
+        stored = ITEMSIZE[self._dtypes.stream]
         scratch = [
             step_scratch(
                 s,
@@ -198,6 +205,7 @@ class _PassMaker:
                 cached=not self._converts(s),
                 unfolds=self._profile.unfolds,
             )
+            + fetched_bytes(s, placer.slices, offload.homes, stored)
             for s in steps
         ]
         return PassPlan(
@@ -205,12 +213,13 @@ class _PassMaker:
             latent=self._latent,
             steps=steps,
             slices=placer.slices,
-            buffer_bytes={b.key: b.nbytes for b in buffers},
-            arena=pack_buffers(buffers),
+            buffer_bytes={b.key: b.nbytes for bufs in (homes, *work) for b in bufs},
+            arena=arena,
             scratch_bytes=max(scratch),
             packed_bytes=self._packed(steps),
             macs=sum(s.macs for s in steps),
             bytes_moved=sum(step_bytes(s, self._dtypes, self._program, self._latent) for s in steps),
+            offload=offload,
         )
 
     # -- steps

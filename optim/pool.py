@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .accelerator import is_gpu
 from .arena import align
+from .pinned import lock_pages
 
 Touched = tuple[tuple[int, int], ...]
 """Ranges [first, last) of bytes that were in use since the memory was new; they do not meet."""
@@ -62,6 +64,7 @@ class MemoryPool:
         self.evictions = 0
         self.high_water_bytes = 0
         """Most bytes leased at once since the last `reset_high_water`."""
+        self._leased_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -80,14 +83,23 @@ class MemoryPool:
             yield
 
     @contextmanager
-    def lease(self, nbytes: int, device: torch.device, keep_bytes: int) -> Iterator[Slab]:
-        """A slab for the time of the block; on leaving, however, at most `keep_bytes` stay in the pool."""
+    def lease(
+        self, nbytes: int, device: torch.device, keep_bytes: int, *, beside: torch.device | None = None
+    ) -> Iterator[Slab]:
+        """A slab for the time of the block; on leaving, however, at most `keep_bytes` stay in the pool.
+
+        `beside` is the device that copies from and to a slab in the host's memory: fresh pages are locked for a GPU.
+        """
         with self._lock:
             slab = self._take(slab_bytes(nbytes), device)
-            self.high_water_bytes = max(self.high_water_bytes, slab.nbytes)
+            if beside is not None and is_gpu(beside) and not slab.touched:
+                lock_pages(slab.memory)
+            self._leased_bytes += slab.nbytes
+            self.high_water_bytes = max(self.high_water_bytes, self._leased_bytes)
             try:
                 yield slab
             finally:
+                self._leased_bytes -= slab.nbytes
                 self._kept.setdefault(device, []).append((slab.memory, slab.touched))
                 self.trim(keep_bytes)
 

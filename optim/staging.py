@@ -10,6 +10,7 @@ from torch import Tensor
 from .costs import WIDEN_BYTES, needs_staging
 from .kernels import kitchen
 from .kernels import torch_kernels as kernels
+from .offload import fetch_window
 from .packing import DTYPES
 from .plan import OpPlan
 from .program import Conv, Norm
@@ -77,7 +78,8 @@ class Stager:
         """The tile with its halo, normalised, activated and padded."""
         src = self._src[tile.images.start : tile.images.stop]
         if not self._staged:
-            return src[:, :, tile.rows.start : tile.rows.stop, tile.cols.start : tile.cols.stop]
+            part = src[:, :, tile.rows.start : tile.rows.stop, tile.cols.start : tile.cols.stop]
+            return self._runner.near(self._op.inputs[0], part)
         if self._by_package:
             return self._stage_by_package(src, tile)
         affine = self._affine
@@ -85,14 +87,17 @@ class Stager:
             affine = affine[0][tile.images.start : tile.images.stop], affine[1][tile.images.start : tile.images.stop]
         halo, b_c_h_w = self._op.halo, self.shape(tile)
         if self._op.upsample == 2 and not self._step.fold:
+            src, seen = self._near(src, tile, 0, grow=2)
             out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
-            kernels.stage_upsampled(src, tile, halo, affine, self._op.act, out)
+            kernels.stage_upsampled(src, seen, halo, affine, self._op.act, out)
             return out
         carried = self._carried(tile, halo)
+        n_carried = 0 if carried is None else 2 * halo
+        src, seen = self._near(src, tile, n_carried)
         out = self._runner.map_view(self._flat, *b_c_h_w, self._dtype)
         if carried is not None:
             out[:, :, : 2 * halo].copy_(carried)
-        kernels.stage(src, tile, halo, affine, self._op.act, out, self._rows, 0 if carried is None else 2 * halo)
+        kernels.stage(src, seen, halo, affine, self._op.act, out, self._rows, n_carried)
         self._previous = tile, out
         return out
 
@@ -102,6 +107,16 @@ class Stager:
             given = (*given[:3], given[3][tile.images.start : tile.images.stop])
         kitchen.stage(src, tile, self._op.halo, given, self._op.act, out)
         return out
+
+    def _near(self, src: Tensor, tile: Tile, carried: int, grow: int = 1) -> tuple[Tensor, Tile]:
+        """The source where kernels can read it, and the tile in it: all of it, or what the tile needs of the host's."""
+        runner = self._runner
+        if not runner.is_far(self._op.inputs[0]):
+            return src, tile
+        runner.context.observer.mark("transfer")
+        found = fetch_window(src, tile, self._op.halo, carried, grow, runner.context.device)
+        runner.context.observer.mark("stage")
+        return found
 
     def _carried(self, tile: Tile, halo: int) -> Tensor | None:
         """The rows this strip shares with the one above, if that was staged just before."""

@@ -48,10 +48,10 @@ def run_attention(runner: PassRunner, step: OpPlan) -> None:
         norm = scale[image].view(1, -1), shift[image].view(1, -1)
         if tile.rows.start == 0:
             observer.mark("compute")
-            _project_keys(src, norm, k, v, keys, values, dtype, step.grid.rows)
+            _project_keys(runner, op.inputs[0], src, norm, (k, v), (keys, values), step)
         observer.tile_started(i, len(tiles), (tile.rows.size, op.channels), step.dtype)
         observer.mark("stage")
-        rows = src[tile.rows.start : tile.rows.stop]
+        rows = runner.near(op.inputs[0], src[tile.rows.start : tile.rows.stop])
         y = _normalised(rows, norm, dtype)
         observer.mark("compute")
         y = F.linear(kernels.attend(F.linear(y, *q), keys, values, context.plan.attention), *proj)
@@ -66,16 +66,17 @@ def _normalised(rows: Tensor, norm: tuple[Tensor, Tensor], dtype: torch.dtype) -
 
 
 def _project_keys(
+    runner: PassRunner,
+    source: int,
     src: Tensor,
     norm: tuple[Tensor, Tensor],
-    k: tuple[Tensor, Tensor | None],
-    v: tuple[Tensor, Tensor | None],
-    keys: Tensor,
-    values: Tensor,
-    dtype: torch.dtype,
-    step: int,
+    weights: tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
+    results: tuple[Tensor, Tensor],
+    step: OpPlan,
 ) -> None:
-    for start in range(0, src.shape[0], step):
-        y = _normalised(src[start : start + step], norm, dtype)
-        keys[start : start + step] = F.linear(y, *k)
-        values[start : start + step] = F.linear(y, *v)
+    """Keys and values [pixels, C] of the whole picture, a tile's rows of its pixels `src` [pixels, C] at a time."""
+    (k, v), (keys, values), rows = weights, results, step.grid.rows
+    for start in range(0, src.shape[0], rows):
+        y = _normalised(runner.near(source, src[start : start + rows]), norm, DTYPES[step.dtype])
+        keys[start : start + rows] = F.linear(y, *k)
+        values[start : start + rows] = F.linear(y, *v)

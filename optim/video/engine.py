@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..arena import align
 from ..device import DeviceProfile
-from ..errors import LatentError, PlanError, SettingsError
-from ..errors_oom import is_out_of_memory
-from ..events import SILENT, DecodeObserver, Fallback
-from ..executor import Progress, RestartDecode
+from ..errors import LatentError, SettingsError
+from ..events import SILENT, DecodeObserver
+from ..executor import Progress
+from ..ladder import CLIP_RUNGS, MAX_ATTEMPTS, Job, Last, Squeeze, fit_or_refuse, run_ladder
 from ..packing import DTYPES, dtype_name
-from ..pool import MemoryPool, Slab
+from ..places import Places
+from ..pool import Slab
 from ..precision import DtypeDecision, WidenedOps, choose_dtypes
 from ..prefetch import LatentFeeder
 from ..program import Program
@@ -29,7 +30,7 @@ from ..tuning import filled_in, mark_choices
 from .latents import BATCH_IS_TIME
 from .overlap import decode_overlapped, may_overlap
 from .plan import ClipPlan, ClipShape
-from .planner import latent_bytes, make_clip_plan
+from .planner import ADVICE, clip_plan_with, describe_clips, latent_bytes
 from .request import ClipRequest
 from .runner import ClipContext, ClipRunner
 from .sink import FrameSink, StreamSink, WholeSink
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from ..decode import Decoder
 
 MAX_PLANS = 64
-MAX_SMALLER = 4
-"""How often a decode that ran out of memory is tried again, each time with tiles of a quarter of the bytes."""
 
 
 ProfileFor = Callable[["Decoder", DecodeSettings], DeviceProfile]
@@ -48,9 +47,9 @@ ProfileFor = Callable[["Decoder", DecodeSettings], DeviceProfile]
 class ClipEngine:
     """The part of the engine that knows clips."""
 
-    def __init__(self, pool: MemoryPool, widened: WidenedOps, profile_for: ProfileFor) -> None:
-        """Shares the engine's pool and what it learnt."""
-        self._pool, self._widened, self._profile_for = pool, widened, profile_for
+    def __init__(self, places: Places, widened: WidenedOps, profile_for: ProfileFor) -> None:
+        """Shares the engine's memory and what it learnt."""
+        self._places, self._widened, self._profile_for = places, widened, profile_for
         self._plans: OrderedDict[object, ClipPlan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -58,9 +57,20 @@ class ClipEngine:
 
     def plan(
         self, decoder: Decoder, shape: ClipShape, settings: DecodeSettings, observer: DecodeObserver,
-        profile: DeviceProfile, out_itemsize: int = 4,
-    ) -> tuple[ClipPlan, DtypeDecision]:  # fmt: skip
+        profile: DeviceProfile,
+    ) -> ClipPlan:  # fmt: skip
         """The plan of a decode. PlanError if none fits."""
+
+        def plan_for(squeeze: Squeeze) -> ClipPlan:
+            return self._plan(decoder, shape, settings, observer, profile, squeeze)[0]
+
+        return fit_or_refuse(plan_for, CLIP_RUNGS, profile, describe_clips(shape), ADVICE)
+
+    def _plan(
+        self, decoder: Decoder, shape: ClipShape, settings: DecodeSettings, observer: DecodeObserver,
+        profile: DeviceProfile, squeeze: Squeeze, out_itemsize: int = 4,
+    ) -> tuple[ClipPlan, DtypeDecision]:  # fmt: skip
+        """The plan that gives up what the squeeze says, whether it fits or not."""
         program, asked = decoder.program, settings
         settings = filled_in(settings, profile)
         if settings.method in ("stock", "blended"):
@@ -70,14 +80,16 @@ class ClipEngine:
         decision = choose_dtypes(
             settings.precision_mode, program, native, profile, edge, self._widened, decoder.content_hash
         )
-        key = (program, shape, settings, profile.at_any_time(), decision.dtypes, decoder.stored_dtype)
+        key = (program, shape, settings, profile.at_any_time(), decision.dtypes, decoder.stored_dtype, squeeze)
         with self._lock:
             plan = self._plans.get(key) if settings.advanced_caching else None
         if plan is not None and not profile.fits(plan.predicted):
             plan = None
         observer.cache_lookup("plan", plan is not None)
         if plan is None:
-            plan = make_clip_plan(program, shape, settings, profile, decision, stored=decoder.stored_dtype)
+            plan = clip_plan_with(
+                program, shape, settings, profile, decision, stored=decoder.stored_dtype, squeeze=squeeze
+            )
             if settings.advanced_caching:
                 with self._lock:
                     self._plans[key] = plan
@@ -92,68 +104,50 @@ class ClipEngine:
     def decode(self, request: ClipRequest) -> Tensor | None:
         """The image [B * frames, H, W, C], or None where frames were handed on. The pool is the caller's already.
 
-        PlanError where the exact decode does not fit, unless it may be cut in time.
+        Where the exact decode does not fit it is cut in time, if it may be. PlanError or DecodeOutOfMemoryError if that
+        does not help either.
         """
-        try:
-            return self._decode_exactly(request)
-        except PlanError as error:
-            if not may_overlap(request):
-                raise
-            shortage = error
-        profile = self._profile_for(request.decoder, request.settings)
+        results = _Results(request)
 
-        def plan_for(shape: ClipShape) -> ClipPlan:
-            return self.plan(request.decoder, shape, request.settings, SILENT, profile)[0]
+        def blend(last: Last) -> Tensor | None:
+            profile = self._profile_for(request.decoder, request.settings)
 
-        images = decode_overlapped(request, plan_for, self._decode_exactly, profile, shortage)
-        return None if request.on_frames is not None else images
+            def plan_for(shape: ClipShape) -> ClipPlan:
+                return self.plan(request.decoder, shape, request.settings, SILENT, profile)
 
-    def _decode_exactly(self, request: ClipRequest) -> Tensor | None:
-        sink: FrameSink | None = None
-        image: Tensor | None = None
-        profile, failure, progress = self._profile_for(request.decoder, request.settings), None, None
-        restarts, smaller = 0, 0
-        with RandomScope(request.decoder.device, request.settings.seed) as rng:
-            while True:
-                observer = request.observer
-                observer.mark("plan")
-                plan, decision = self.plan(
-                    request.decoder, request.shape, request.settings, observer, profile, request.out_dtype.itemsize
-                )
-                if decision.fallback is not None and progress is None:
-                    observer.fallback(decision.fallback)
-                observer.planned(plan.summary)
-                progress = progress or Progress(observer, plan.summary.macs)
-                progress.restart()
+            def decode(part: ClipRequest) -> Tensor | None:
+                return self._decode_exactly(part, _Results(part), attempts=1)
+
+            images = decode_overlapped(request, plan_for, decode, profile, last, results.n_delivered)
+            return None if request.on_frames is not None else images
+
+        return self._decode_exactly(request, results, blend if may_overlap(request) else None)
+
+    def _decode_exactly(
+        self, request: ClipRequest, results: _Results, blend: Callable[[Last], Tensor | None] | None = None,
+        attempts: int = MAX_ATTEMPTS,
+    ) -> Tensor | None:  # fmt: skip
+        decoder, observer, settings = request.decoder, request.observer, request.settings
+
+        def plan_for(squeeze: Squeeze, profile: DeviceProfile) -> tuple[ClipPlan, DtypeDecision]:
+            size = request.out_dtype.itemsize
+            return self._plan(decoder, request.shape, settings, observer, profile, squeeze, size)
+
+        with RandomScope(decoder.device, settings.seed) as rng:
+
+            def run(plan: ClipPlan, progress: Progress, careful: bool) -> Tensor | None:
                 rng.rewind()
-                if sink is None:
-                    sink, image = _make_sink(request, plan)
-                try:
-                    self._run(request, plan, progress, sink, careful=restarts > 0)
-                    return image
-                except RestartDecode:
-                    restarts += 1  # the widened op is remembered, so the next plan has it
-                except Exception as error:
-                    smaller += 1
-                    if smaller > MAX_SMALLER or not is_out_of_memory(error):
-                        raise
-                    failure = next(iter(str(error).splitlines()), type(error).__name__)
-                if failure is not None:
-                    # past the except clause, where the traceback would keep the failed attempt's tensors alive
-                    profile = self._shrunk(profile, observer, failure)
-                    failure = None
+                self._run(request, plan, progress, results.sink(plan), careful=careful)
+                return results.image
 
-    def _shrunk(self, profile: DeviceProfile, observer: DecodeObserver, reason: str) -> DeviceProfile:
-        """The profile for the next attempt: tiles and portions of a quarter of the bytes."""
-        self._pool.clear()
-        smaller = replace(profile, tile_bytes=max(1, profile.tile_bytes // 4))
-        observer.fallback(
-            Fallback(
-                kind="out_of_memory", where="decode", given=f"tiles of {profile.tile_bytes} bytes",
-                used=f"tiles of {smaller.tile_bytes} bytes", reason=reason,
-            )
-        )  # fmt: skip
-        return smaller
+            return run_ladder(
+                Job(
+                    observer=observer, what=describe_clips(request.shape), advice=ADVICE, rungs=CLIP_RUNGS,
+                    profile=lambda: self._profile_for(decoder, settings), plan=plan_for, run=run,
+                    release=lambda: self._places.release(decoder), held=lambda: self._places.held_bytes(decoder),
+                    make_room=self._places.room_maker(decoder.device), blend=blend, attempts=attempts,
+                )
+            )  # fmt: skip
 
     def _run(
         self, request: ClipRequest, plan: ClipPlan, progress: Progress, sink: FrameSink, *, careful: bool
@@ -168,7 +162,7 @@ class ClipEngine:
         )  # fmt: skip
         n_clips, t = plan.latent_shape[0], plan.latent_shape[2]
         starts = range(0, t, plan.chunk_lat)
-        with self._pool.lease(plan.pool_bytes, decoder.device, request.settings.keep_bytes) as slab:
+        with self._places.pool.lease(plan.pool_bytes, decoder.device, request.settings.keep_bytes) as slab:
             parts = [(b * t + s, b * t + min(t, s + plan.chunk_lat)) for b in range(n_clips) for s in starts]
             frames = request.latent.transpose(1, 2).flatten(0, 1)
             feeder = LatentFeeder(frames, parts, _latent_buffers(plan, slab, observer), observer)
@@ -206,15 +200,36 @@ def check_clip_shape(shape: tuple[int, ...], program: Program) -> ClipShape:
     return b, c, t, h, w
 
 
-def _make_sink(request: ClipRequest, plan: ClipPlan) -> tuple[FrameSink, Tensor | None]:
-    program = plan.program
-    b, _, _, h, w = plan.latent_shape
-    size = h * program.scale[1], w * program.scale[2], program.out_channels
-    if request.on_frames is not None:
-        return StreamSink(size, request.finish, request.on_frames, request.out_dtype, request.out_device), None
-    with torch.inference_mode(False):
-        image = torch.empty((b * plan.clip_frames, *size), dtype=request.out_dtype, device=request.out_device)
-    return WholeSink(image, request.finish), image
+class _Results:
+    """What a decode has made so far; it outlives attempts, as frames that were handed on are not handed on again."""
+
+    def __init__(self, request: ClipRequest) -> None:
+        self._request = request
+        self._sink: FrameSink | None = None
+        self.image: Tensor | None = None
+        """[B * frames, H, W, C]; None before the first attempt, and where frames are handed on."""
+
+    @property
+    def n_delivered(self) -> int:
+        """Frames that were handed on."""
+        return self._sink.delivered if isinstance(self._sink, StreamSink) else 0
+
+    def sink(self, plan: ClipPlan) -> FrameSink:
+        """Where an attempt puts its frames; the first one makes it."""
+        if self._sink is None:
+            self._sink = self._made(plan)
+        return self._sink
+
+    def _made(self, plan: ClipPlan) -> FrameSink:
+        program, request = plan.program, self._request
+        b, _, _, h, w = plan.latent_shape
+        size = h * program.scale[1], w * program.scale[2], program.out_channels
+        if request.on_frames is not None:
+            return StreamSink(size, request.finish, request.on_frames, request.out_dtype, request.out_device)
+        with torch.inference_mode(False):
+            frames = b * plan.clip_frames
+            self.image = torch.empty((frames, *size), dtype=request.out_dtype, device=request.out_device)
+        return WholeSink(self.image, request.finish)
 
 
 def _latent_buffers(plan: ClipPlan, slab: Slab, observer: DecodeObserver) -> list[Tensor]:

@@ -17,6 +17,7 @@ from ..blended import decode_blended
 from ..device import DeviceProfile
 from ..errors import PlanError
 from ..events import ConvShape, DecodeObserver, Fallback, Phase, SilentObserver
+from ..ladder import BLENDED, Last
 from ..opaque import OpaqueDecoder
 from ..program import Program
 from ..store import keep_raw
@@ -49,10 +50,14 @@ def _frames_per_latent(program: Program) -> int | None:
 
 
 def decode_overlapped(
-    request: ClipRequest, plan_for: PlanFor, decode: DecodeWhole, profile: DeviceProfile, error: PlanError
+    request: ClipRequest, plan_for: PlanFor, decode: DecodeWhole, profile: DeviceProfile, last: Last, skip: int = 0
 ) -> Tensor:
-    """The image [B * frames, H, W, C] out of the longest chunks whose exact plan fits. PlanError if none does."""
-    latents = _longest_that_fits(request, plan_for, error)
+    """The image [B * frames, H, W, C] out of the longest chunks whose exact plan fits.
+
+    Where memory ran out in a running decode, of half the clip at most. The first `skip` frames were handed on before.
+    The shortage is raised if no chunk fits.
+    """
+    latents = _longest_that_fits(request, plan_for, last)
     program = request.decoder.program
     rate = _frames_per_latent(program) or 1
     settings = replace(
@@ -61,30 +66,32 @@ def decode_overlapped(
     )  # fmt: skip
     request.observer.fallback(
         Fallback(
-            kind="method", where="decode", given="exact over the whole clip",
-            used=f"chunks of {latents} latent frames, blended", reason=str(error),
+            kind="out_of_memory", where="decode", given="exact over the whole clip",
+            used=f"{BLENDED.words}: chunks of {latents} latent frames", reason=str(last.shortage),
         )
     )  # fmt: skip
     images = decode_blended(
         _as_opaque(request, program, decode), request.latent, settings, observer=request.observer,
         finish=request.finish, out_device=request.out_device, profile=replace(profile, budget_bytes=None),
+        attempts=last.attempts,
     )  # fmt: skip
     images = images.to(request.out_dtype)
     if request.on_frames is not None:
-        for i in range(0, images.shape[0], rate):
+        for i in range(skip, images.shape[0], rate):
             request.on_frames(i, images[i : i + rate])
     return images
 
 
-def _longest_that_fits(request: ClipRequest, plan_for: PlanFor, error: PlanError) -> int:
+def _longest_that_fits(request: ClipRequest, plan_for: PlanFor, last: Last) -> int:
     _, c, t, h, w = request.latent.shape
-    for latents in range(t - 1, LEAST_LATENTS - 1, -1):
+    longest = max(LEAST_LATENTS, t // 2) if last.ran else t - 1
+    for latents in range(longest, LEAST_LATENTS - 1, -1):
         try:
             plan_for((1, c, latents, h, w))
         except PlanError:
             continue
         return latents
-    raise error
+    raise last.shortage
 
 
 def _as_opaque(request: ClipRequest, program: Program, decode: DecodeWhole) -> OpaqueDecoder:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..arena import align
 from ..costs import ITEMSIZE
 from ..device import DeviceProfile
-from ..errors import PlanError
 from ..events import Choice, ConvShape, PeakPrediction, PlanSummary
 from ..kernels.dispatch import choose_layout
+from ..ladder import CLIP_RUNGS, UNSQUEEZED, Squeeze, fit_or_refuse
 from ..limits import LARGEST_TENSOR, refuse
 from ..plan import DtypePlan
 from ..pool import slab_bytes
@@ -27,8 +27,7 @@ from .steps import Keep, Run
 
 AUTO_FRAMES = 16
 """Output frames per chunk where nobody asked for another number."""
-SMALLER_STEPS = 3
-"""How often tiles and portions are made four times smaller before a decode is refused for lack of memory."""
+ADVICE = "free memory, choose a narrower precision or decode a smaller or shorter clip"
 PORTION_TILES, PAIR = 2, 2
 """A portion's widest frames together take as much as this many tiles; but kernels make two frames at a time in less
 time than twice one, so there are at least as many where memory allows."""
@@ -43,26 +42,18 @@ def make_clip_plan(
     *,
     stored: str,
 ) -> ClipPlan:
-    """The first plan that fits the budget, with portions of the device's size or smaller. PlanError if none does."""
-    wanted = chunk_of(program, settings, latent_shape[2])
-    tile_bytes, chunk, least = profile.tile_bytes, wanted, PAIR
-    plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
-    for _ in range(SMALLER_STEPS):
-        if profile.fits(plan.predicted):
-            return plan
-        tile_bytes, chunk, least = max(1, tile_bytes // 4), max(1, chunk // 2), 1
-        plan = _plan_with(program, latent_shape, settings, profile, decision, stored, tile_bytes, chunk, wanted, least)
-    if profile.budget_bytes is not None and not profile.fits(plan.predicted):
-        b, _, t, h, w = latent_shape
-        needed = profile.needed_bytes(plan.predicted)
-        raise PlanError(
-            f"decoding {b} clips of {t} latent frames of {w}x{h} takes {needed >> 20} MiB but"
-            f" {profile.budget_bytes >> 20} MiB are free; free memory, choose a narrower precision or decode a"
-            f" smaller or shorter clip",
-            need_bytes=needed,
-            free_bytes=profile.budget_bytes,
-        )
-    return plan
+    """The first plan that fits the budget, going down the ladder's rungs where it must. PlanError if none does."""
+
+    def plan_for(squeeze: Squeeze) -> ClipPlan:
+        return clip_plan_with(program, latent_shape, settings, profile, decision, stored=stored, squeeze=squeeze)
+
+    return fit_or_refuse(plan_for, CLIP_RUNGS, profile, describe_clips(latent_shape), ADVICE)
+
+
+def describe_clips(latent_shape: ClipShape) -> str:
+    """A decode of latents [B, C, T, H, W] in words."""
+    b, _, t, h, w = latent_shape
+    return f"decoding {b} clips of {t} latent frames of {w}x{h}"
 
 
 def chunk_of(program: Program, settings: DecodeSettings, latent_frames: int) -> int:
@@ -90,19 +81,23 @@ class _Rehearsal:
     shapes: dict[ConvShape, None] = field(default_factory=dict)
 
 
-def _plan_with(
+def clip_plan_with(
     program: Program,
     latent_shape: ClipShape,
     settings: DecodeSettings,
     profile: DeviceProfile,
     decision: DtypeDecision,
+    *,
     stored: str,
-    tile_bytes: int,
-    chunk: int,
-    wanted: int,
-    least: int,
+    squeeze: Squeeze = UNSQUEEZED,
 ) -> ClipPlan:
+    """The plan that gives up what the squeeze says, whether it fits or not."""
     batch, _, t, h, w = latent_shape
+    tile_bytes = max(1, profile.tile_bytes // squeeze.tile_divisor)
+    profile = replace(profile, tile_bytes=tile_bytes)
+    wanted = chunk_of(program, settings, t)
+    chunk = (wanted, max(1, wanted // 4), 1)[squeeze.chunks]
+    least = PAIR if squeeze == UNSQUEEZED else 1
     strategy = profile.strategy if settings.plan == "auto" else settings.plan
     layout, _ = choose_layout(settings, profile)
     dtypes = decision.dtypes

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from halo_vae.optim import decode as decode_module
 from halo_vae.optim import executor
+from halo_vae.optim import pictures as pictures_module
 from halo_vae.optim.decode import Decoder, Engine
 from halo_vae.optim.errors import LatentError, NonFiniteError
 from halo_vae.optim.plan import OpPlan
@@ -50,12 +50,12 @@ def nan_decoder(op: str) -> Decoder:
 
 def deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check for finite results once per pass until one was not, as on a GPU."""
-    real = decode_module.RunContext
+    real = pictures_module.RunContext
 
     def context(**given: Any) -> executor.RunContext:
         return real(**(given | {"check_each_op": len(given["observer"].plans) > 1}))
 
-    monkeypatch.setattr(decode_module, "RunContext", context)
+    monkeypatch.setattr(pictures_module, "RunContext", context)
 
 
 def force_not_finite(monkeypatch: pytest.MonkeyPatch, hit: Callable[[OpPlan], bool], times: int = 1) -> list[str]:
