@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..optim.settings import DecodeSettings, Method, PrecisionMode
+from ..optim.tune import TuneOptions
 from ..profiling.record import DecodeRecord
 from ..profiling.render.text import render_record
 from .monitor import render_monitor
 from .session import Decoded, Session
 from .stock import TiledOptions
+from .tuning import tune_vae
 
 
 def decode(
@@ -106,3 +108,15 @@ def show_stats(session: Session, stats: DecodeRecord) -> str:
 def monitor(session: Session, vae: Any = None, samples: Mapping[str, Any] | None = None) -> str:
     """The node HaloVAEMonitor."""
     return render_monitor(session, vae, samples)
+
+
+def tune(
+    session: Session,
+    vae: Any,
+    budget_seconds: int = 60,
+    try_precisions: bool = False,
+    fp16_accumulation: bool = False,
+) -> str:
+    """The node HaloVAETune. UnknownDecoderError for a VAE that is not decoded exactly."""
+    options = TuneOptions(budget_s=budget_seconds, precisions=try_precisions, fp16_accumulation=fp16_accumulation)
+    return tune_vae(session, vae, options)

@@ -98,7 +98,22 @@ class HaloVAEMonitor(io.ComfyNode):  # type: ignore[misc]
         return panel(text, text=text)
 
 
-NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEDecodeVideo, HaloVAEStats, HaloVAEMonitor)
+class HaloVAETune(io.ComfyNode):  # type: ignore[misc]
+    """See specs.TUNE."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets and widgets."""
+        return schema_of(specs.TUNE)
+
+    @classmethod
+    def execute(cls, vae: Any, **widgets: Any) -> Any:
+        """What was found as text; widgets left out have their defaults."""
+        text = actions.tune(session(), vae, **widgets)
+        return panel(text, text=text)
+
+
+NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEDecodeVideo, HaloVAEStats, HaloVAEMonitor, HaloVAETune)
 
 
 class HaloVAEExtension(ComfyExtension):  # type: ignore[misc]

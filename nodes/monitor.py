@@ -23,8 +23,10 @@ from ..profiling.record import DecodeRecord
 from ..profiling.render.doctor import warning_rows
 from ..profiling.render.sections import Row, Section, built_with, chunks_row, device_note, metrics_sections
 from ..profiling.render.text import render_line, render_sections
+from ..profiling.render.tuning import tuning_section
 from ..profiling.render.units import NA, format_bytes, format_count, format_shape
 from ..profiling.store import StoreError
+from ..profiling.usage import suggest, usage_of
 from .advice import advise
 from .decoders import Opened
 from .latents import latent_of
@@ -50,7 +52,7 @@ def render_monitor(session: Session, vae: Any, samples: Mapping[str, Any] | None
         opened = session.decoders.of(vae)
         shapes = _shapes(opaque, samples)
         sections += [_vae(opaque, opened), *(_plan(session, opaque, opened, shape) for shape in shapes)]
-    sections += _history(session)
+    sections += [_tuning(session), *_history(session)]
     title = "Halo VAE · monitor" if opaque is None else f"Halo VAE · monitor of {opaque.name}"
     return render_sections(title, sections)
 
@@ -135,6 +137,12 @@ def _summary(session: Session, opaque: OpaqueDecoder, opened: Opened, shape: tup
         return session.engine.plan(opened.decoder, shape, settings).summary
     profile: DeviceProfile = session.engine.device_profile(opaque.device)
     return summarise(plan_blend(opaque, shape, settings, profile), opaque, choose_dtype(opaque, settings))
+
+
+def _tuning(session: Session) -> Section:
+    """What is tuned, and what the history has most of that is not."""
+    kept = None if session.tuning is None else len(session.tuning.entries())
+    return tuning_section(kept, suggest(usage_of(_read(session)[0])))
 
 
 def _history(session: Session) -> list[Section]:

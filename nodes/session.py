@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..optim.decode import Decoder, Engine
 from ..optim.device import DeviceProfile, describe_device
+from ..optim.errors import HaloError
 from ..optim.events import PlanSummary
 from ..optim.opaque import OpaqueDecoder
 from ..optim.packing import dtype_name
@@ -72,11 +73,18 @@ class Session:
     """Decodes for the nodes. One per process, as there is one pool and one history."""
 
     def __init__(
-        self, host: Host, *, level: Level | None = None, store: HistoryStore | None = None, keep_history: bool = True
+        self,
+        host: Host,
+        *,
+        level: Level | None = None,
+        store: HistoryStore | None = None,
+        keep_history: bool = True,
+        tuning: TuningStore | None = None,
     ) -> None:
-        """`level` None asks the environment; `store` None is the user's own history."""
+        """`level` None asks the environment; `store` and `tuning` None are the user's own."""
         self.host = host
-        self.engine = HostEngine(host)
+        self.tuning = tuning or _user_tuning()
+        self.engine = HostEngine(host, self.tuning)
         self.decoders = Decoders(host)
         self.collector = Collector(
             read_level(os.environ) if level is None else level, cancel_types=(*CANCEL_TYPES, *host.cancel_types)
@@ -166,6 +174,15 @@ def _identity_of_opaque(opaque: OpaqueDecoder) -> Identity:
         loaded_dtype=dtype_name(opaque.dtype),
         device=str(opaque.device),
     )
+
+
+def _user_tuning() -> TuningStore | None:
+    """The user's own tuned choices; None, with a line in the log, where there is no place for them."""
+    try:
+        return TuningStore()
+    except HaloError as error:
+        log.warning("nothing that was tuned is used: %s", error)
+        return None
 
 
 def _user_history() -> HistoryStore | None:

@@ -235,4 +235,29 @@ MONITOR = NodeSpec(
     is_output=True,
 )
 
-SPECS = (DECODE, DECODE_TILED, DECODE_VIDEO, STATS_VIEW, MONITOR)
+TUNE = NodeSpec(
+    id="HaloVAETune",
+    title="VAE Tune (Halo)",
+    description="Measures what makes decodes with a VAE fast on this device and keeps it: later decodes use it, at "
+    "every size. Decodes random latents only.",
+    links=(Link(id="vae", type="VAE", tooltip="The VAE to tune for."),),
+    widgets=(
+        Widget(
+            id="budget_seconds", kind="int", default=60, minimum=5, maximum=3600, step=1, advanced=False,
+            tooltip="Seconds to spend. What was measured is kept; running it again with more time tries the rest.",
+        ),
+        Widget(
+            id="try_precisions", kind="bool", default=False, advanced=False,
+            tooltip="Try narrower arithmetic too, which changes pictures a little; its error is kept with it.",
+        ),
+        Widget(
+            id="fp16_accumulation", kind="bool", default=False, advanced=False,
+            tooltip="Try kernels that add up products in float16, which loses digits.",
+        ),
+    ),
+    outputs=(Socket(id="text", type="STRING", tooltip="What was measured and found, as text."),),
+    aliases=("vae tune", "autotune", "benchmark kernels", "halo"),
+    is_output=True,
+)  # fmt: skip
+
+SPECS = (DECODE, DECODE_TILED, DECODE_VIDEO, STATS_VIEW, MONITOR, TUNE)

@@ -22,6 +22,8 @@ def test_example_runs(server: Server, install: Install, vae: str, path: Path) ->
             node["inputs"]["vae_name"] = vae  # the demo's VAE, where this ComfyUI can load it
         if node["class_type"] == "LoadLatent" and vae != "tiny_kl_vae.safetensors":
             node["inputs"]["latent"] = "medium.latent"
+        if node["class_type"] == "HaloVAETune":
+            node["inputs"]["budget_seconds"] = 5
         if node["class_type"] == "EmptyHunyuanLatentVideo" and install.version < (0, 4):
             node["inputs"] |= {"width": 64, "height": 48, "length": 5}  # its Wan decoder is of the published width
     done = server.run(prompt)

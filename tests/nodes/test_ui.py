@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from halo_vae.nodes import actions
-from halo_vae.nodes.specs import DECODE, DECODE_TILED, DECODE_VIDEO, MONITOR, SPECS, STATS_VIEW, NodeSpec, Widget
+from halo_vae.nodes.specs import DECODE, DECODE_TILED, DECODE_VIDEO, MONITOR, SPECS, STATS_VIEW, TUNE, NodeSpec, Widget
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.tests.fixtures import latent
 from halo_vae.tests.nodes.support import kl_vae, new_session
@@ -88,8 +88,8 @@ def test_ui_4_examples_fit_the_nodes(path: Path) -> None:
         assert needed <= {socket["name"] for socket in node["inputs"] if socket["link"] is not None}
 
 
-def test_ui_4_there_are_examples_of_a_picture_a_video_and_a_comparison() -> None:
-    assert {path.stem for path in workflows()} >= {"image", "stock_against_halo", "wan_video"}
+def test_ui_4_there_are_examples_of_a_picture_a_video_a_comparison_and_tuning() -> None:
+    assert {path.stem for path in workflows()} >= {"image", "stock_against_halo", "tune", "wan_video"}
 
 
 def test_ui_4_renamed_nodes_lead_to_present_ones() -> None:
@@ -114,12 +114,12 @@ def test_ui_6_default_fits_its_widget(widget: Widget) -> None:
     assert widget.tooltip.endswith(".")
     if widget.kind == "int":
         assert None not in (widget.minimum, widget.maximum, widget.step)
-    assert widget.advanced == (widget.id not in ("method", "precision_mode"))
+    assert widget.advanced == (widget.id not in ("method", "precision_mode") and widget not in TUNE.widgets)
 
 
-@pytest.mark.parametrize("spec", ACTIONS, ids=lambda spec: spec.id)
+@pytest.mark.parametrize("spec", [*ACTIONS, TUNE], ids=lambda spec: spec.id)
 def test_ui_6_functions_take_the_inputs_with_their_defaults(spec: NodeSpec) -> None:
-    parameters = list(inspect.signature(ACTIONS[spec]).parameters.values())[1:]
+    parameters = list(inspect.signature({**ACTIONS, TUNE: actions.tune}[spec]).parameters.values())[1:]
     assert [p.name for p in parameters] == [link.id for link in spec.links] + [w.id for w in spec.widgets]
     assert {p.name: p.default for p in parameters if p.default is not p.empty} == spec.defaults()
 
@@ -149,7 +149,7 @@ def test_ui_6_nodes_have_what_a_panel_shows() -> None:
         assert json.dumps(dataclasses.asdict(spec))
         names = [link.id for link in spec.links] + [widget.id for widget in spec.widgets]
         assert len(set(names)) == len(names)
-    assert (STATS_VIEW.is_output, MONITOR.is_output, DECODE.is_output) == (True, True, False)
+    assert [spec for spec in SPECS if spec.is_output] == [STATS_VIEW, MONITOR, TUNE]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.id)
@@ -181,4 +181,4 @@ def test_ui_7_optional_packages_may_be_missing(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split(maxsplit=1) == ["5", "(1, 16, 16, 3)\n"]
+    assert done.stdout.split(maxsplit=1) == ["6", "(1, 16, 16, 3)\n"]
