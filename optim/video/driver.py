@@ -59,8 +59,6 @@ class Driver:
         self._copies: dict[int, dict[int, Page]] = {i: {} for i in layouts.staged}
         self._readers = readers_of(program)
         self._cans = list(self._done)
-        self._begun = tuple(self._done)
-        self._first = self._first_portions()
         self.past: dict[int, int] = {}
         """Offsets of the keys and values of attentions that look back over the whole clip."""
         self._slots: dict[int, list[int]] = {}
@@ -164,35 +162,23 @@ class Driver:
         return (out + lead) // t
 
     def _next_op(self) -> int | None:
-        """The deepest op that can make a whole portion, or all that is left."""
+        """The deepest op that can make a whole portion, or all that is left of the clip.
+
+        Without one, the first that can make anything: so a chunk leaves nothing behind but history, each begins as the
+        last one did, and memory does not depend on how many there are.
+        """
         for index in range(len(self._program.ops) - 1, -1, -1):
             can, done = self._cans[index], self._done[index]
-            if can <= done:
-                continue
-            portion = self._portions[index]
-            if done == self._begun[index]:
-                portion = min(portion, self._first[index] or portion)
-            if can - done >= portion or can == self._totals[index]:
+            if can > done and (can - done >= self._portions[index] or can == self._totals[index]):
                 return index
-        return None
+        waiting = (i for i in range(len(self._program.ops)) if self._cans[i] > self._done[i])
+        return next(waiting, None)
 
     def _have(self, v: int, frames: int) -> None:
         """A value has that many frames now: its readers can do more."""
         self._made[v] = frames
         for index in self._readers[v]:
             self._cans[index] = self._can(index)
-
-    def _first_portions(self) -> tuple[int, ...]:
-        """Conv frames that the first chunk gives each op: by first-frame rules and lookahead, fewer than later ones."""
-        made, first = self._made, []
-        self._made = [0] * len(made)
-        self._made[0] = min(self._chunk, self._t)
-        for index, op in enumerate(self._program.ops):
-            can = self._can(index)
-            first.append(can - self._done[index])
-            self._made[op.output] = max(0, self._last_out(index, can) + 1)
-        self._made = made
-        return tuple(first)
 
     # -- steps
 
@@ -206,8 +192,8 @@ class Driver:
         self._pages[v][frame] = page
         return page
 
-    def _take(self, nbytes: int) -> int:
-        return self.history_bytes + self.arena.take(nbytes)
+    def _take(self, nbytes: int, *, briefly: bool = False) -> int:
+        return self.history_bytes + self.arena.take(nbytes, briefly=briefly)
 
     def _give_back(self, page: Page) -> None:
         if not page.kept:
@@ -223,7 +209,7 @@ class Driver:
         first = max(0, self._last_out(index, start) + 1)
         outs, skips, over = self._outputs(index, first, self._last_out(index, stop) + 1)
         size = self._work_bytes(index, stop - start)
-        work = self._take(size) if size else 0
+        work = self._take(size, briefly=True) if size else 0
         yield Run(
             index=index, start=start, stop=stop, stage=stage, taps=taps, first_out=first, outs=outs, skips=skips,
             over_skip=over, work=work,
