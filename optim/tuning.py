@@ -24,6 +24,8 @@ from .settings import DecodeSettings
 log = logging.getLogger("halo_vae")
 
 SCHEMA_VERSION = 1
+FILE_NAME = "tuning.json"
+"""In the user's cache folder."""
 MAX_BYTES = 8 << 20
 """A store larger than this was not written by us."""
 Outcome = Literal["ok", "failed", "crashed", "timeout", "inexact"]
@@ -198,7 +200,7 @@ class TuningStore:
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file, by default in the user's cache folder. Reads and creates nothing yet."""
-        self.path = path or user_dir("cache") / "tuning.json"
+        self.path = path or user_dir("cache") / FILE_NAME
         self._seen: tuple[int, int] | None = None
         self._entries: dict[str, TunedEntry] = {}
 

@@ -194,3 +194,5 @@ class Facts:
     history_lines: int | None
     """Records in the history."""
     pool: PoolFacts
+    tuned_entries: int | None = None
+    """Decoders whose choices were tuned, for any device and versions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Literal
 from ..optim.errors import HaloError
 from ..optim.files import user_dir
 from ..optim.kernels.backends import KITCHEN_PACKAGE
+from ..optim.tuning import FILE_NAME
 from .doctor_facts import FolderFacts, KitchenBackend, KitchenFacts, KitchenFunction
 
 MOST_FILES = 100_000
@@ -56,6 +58,21 @@ def read_history_lines(folder: Path | None) -> int | None:
     try:
         return sum(path.read_bytes().count(b"\n") for path in folder.glob("history*.jsonl"))
     except OSError:
+        return None
+
+
+def read_tuned_entries(folder: Path | None) -> int | None:
+    """Entries in a cache folder's file of tuned choices, 0 without one; None where it cannot be read.
+
+    Only looks: the store itself would set a broken file aside.
+    """
+    if folder is None:
+        return None
+    try:
+        return len(json.loads((folder / FILE_NAME).read_bytes())["entries"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

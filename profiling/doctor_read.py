@@ -38,6 +38,7 @@ from .doctor_folders import (
     read_history_lines,
     read_kitchen,
     read_kitchen_version,
+    read_tuned_entries,
 )
 from .environment import read_cpu_model
 
@@ -76,6 +77,7 @@ def read_facts(
         folders=read_folders(environ, home, system) if disk else (),
         history_lines=read_history_lines(find_user_dir("data", environ, system)) if disk else None,
         pool=PoolFacts(held_bytes=held_bytes, keep_bytes=keep_bytes),
+        tuned_entries=read_tuned_entries(find_user_dir("cache", environ, system)) if disk else None,
     )
 
 

@@ -125,6 +125,8 @@ def _kitchen(k: KitchenFacts) -> Section:
 def _kept(facts: Facts) -> Section:
     rows = [_folder(f) for f in facts.folders]
     rows.append(Row(label="records", value=_count(facts.history_lines, "record")))
+    tuned = UNKNOWN if facts.tuned_entries is None else format_count(facts.tuned_entries, "entry", "entries")
+    rows.append(Row(label="tuned", value=tuned, note="`halo-vae tune --list` shows them"))
     pool = facts.pool
     held = "none: this process does not decode" if pool.held_bytes is None else format_bytes(pool.held_bytes)
     rows.append(Row(label="pool", value=held, note=f"at most {format_bytes(pool.keep_bytes)} between decodes"))

@@ -323,7 +323,7 @@ def test_json_is_one_object_of_all_facts() -> None:
     assert line["variables"][0]["value"] == "8"
     assert set(line) == {
         "schema_version", "kind", "device", "memory", "versions", "flags", "platform", "kitchen", "folders",
-        "history_lines", "pool", "variables", "unknown_variables", "exports", "findings",
+        "history_lines", "pool", "tuned_entries", "variables", "unknown_variables", "exports", "findings",
     }  # fmt: skip
 
 
