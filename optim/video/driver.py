@@ -192,8 +192,8 @@ class Driver:
         self._pages[v][frame] = page
         return page
 
-    def _take(self, nbytes: int, *, briefly: bool = False) -> int:
-        return self.history_bytes + self.arena.take(nbytes, briefly=briefly)
+    def _take(self, nbytes: int) -> int:
+        return self.history_bytes + self.arena.take(nbytes)
 
     def _give_back(self, page: Page) -> None:
         if not page.kept:
@@ -209,7 +209,7 @@ class Driver:
         first = max(0, self._last_out(index, start) + 1)
         outs, skips, over = self._outputs(index, first, self._last_out(index, stop) + 1)
         size = self._work_bytes(index, stop - start)
-        work = self._take(size, briefly=True) if size else 0
+        work = self._take(size) if size else 0
         yield Run(
             index=index, start=start, stop=stop, stage=stage, taps=taps, first_out=first, outs=outs, skips=skips,
             over_skip=over, work=work,

@@ -21,16 +21,12 @@ class FrameArena:
         self.peak_bytes = 0
         """Bytes the slab needs."""
 
-    def take(self, nbytes: int, *, briefly: bool = False) -> int:
-        """Offset of `nbytes`: the smallest hole that holds them, else the end (a hole there is grown).
-
-        What is taken `briefly`, and given back before anything else is taken, lies in the highest hole instead: frames
-        that stay fill the lower ones.
-        """
+    def take(self, nbytes: int) -> int:
+        """Offset of `nbytes`: the smallest hole that holds them, else the end (a hole there is grown)."""
         size = align(max(1, nbytes))
         fitting = [hole for hole in self._free if hole[1] - hole[0] >= size]
         if fitting:
-            start, stop = max(fitting) if briefly else min(fitting, key=lambda hole: (hole[1] - hole[0], hole[0]))
+            start, stop = min(fitting, key=lambda hole: (hole[1] - hole[0], hole[0]))
             self._free.remove((start, stop))
             if stop - start > size:
                 insort(self._free, (start + size, stop))
