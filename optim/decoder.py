@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from .device import describe_device
 from .events import SILENT, DecodeObserver
 from .families import lower
 from .packing import DTYPES, PackedWeights, dtype_name
@@ -84,12 +85,13 @@ def open_decoder(
     `hints` are facts that weights cannot tell; None takes the metadata of a file.
 
     Without `loaded_dtype`, a decoder counts as loaded in float32 on a CPU and elsewhere in the first dtype that its
-    family allows, as hosts load it.
+    family allows and the device multiplies natively, or in float32, as hosts load it.
     """
     dev = torch.device(device)
     observer.mark("lower")
     found = getattr(weights, "metadata", {}) if hints is None else hints
     program = PROGRAMS.get(weights, observer, found)
     if loaded_dtype is None:
-        loaded_dtype = torch.float32 if dev.type == "cpu" else DTYPES[program.working_dtypes[0]]
+        native = ("float32",) if dev.type == "cpu" else describe_device(dev).native_dtypes
+        loaded_dtype = DTYPES[next((d for d in program.working_dtypes if d in native), "float32")]
     return Decoder(weights=weights, program=program, loaded_dtype=loaded_dtype, device=dev)

@@ -7,6 +7,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from halo_vae.optim import decoder as decoder_module
+from halo_vae.optim.decoder import open_decoder
 from halo_vae.optim.device import profile_from
 from halo_vae.optim.device_defaults import APU_BATCH, TABLE, UNKNOWN_HIP, Reasons, defaults_for
 from halo_vae.optim.errors import PlanError
@@ -142,6 +144,24 @@ def test_where_convolutions_unfold_their_input_the_peak_says_so(name: str) -> No
     assert told.pool == plain.pool
     # nine taps of the widest tile, in at most the size that the table promises
     assert 3 * device.tile_bytes < told.scratch - plain.scratch <= 9 * device.tile_bytes
+
+
+@pytest.mark.parametrize(
+    ("machine", "loaded"),
+    [
+        ("gfx1151", {"sd": "bfloat16", "flux": "bfloat16", "wan": "bfloat16"}),
+        ("gfx1030", {"sd": "float32", "flux": "float32", "wan": "float16"}),  # bfloat16 is emulated there
+        ("cuda", {"sd": "bfloat16", "flux": "bfloat16", "wan": "bfloat16"}),
+    ],
+)
+def test_a_decoder_is_loaded_in_a_dtype_that_the_device_has(
+    machine: str, loaded: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_module, "describe_device", lambda device: profile_of(machine))
+    for name, make in DECODERS.items():
+        opened = open_decoder(make(torch.float32).weights, device="cuda:0")
+        assert str(opened.loaded_dtype) == f"torch.{loaded[name]}"
+        assert open_decoder(opened.weights, device="cpu").loaded_dtype == torch.float32
 
 
 def test_a_small_budget_cuts_tiles_and_names_the_limit() -> None:
