@@ -17,7 +17,7 @@ from halo_vae.optim.device import DeviceProfile
 from halo_vae.optim.kernels.winograd import EDGE
 from halo_vae.optim.pool import MemoryPool
 from halo_vae.optim.program import Op
-from halo_vae.optim.video import conv, driver, runner
+from halo_vae.optim.video import backends, conv, driver, runner
 from halo_vae.optim.video.frames import boundaries, dropped, frame_counts, output_frames
 from halo_vae.optim.video.ops import ClipConv
 from halo_vae.tests.goldens import NOISE_SEED, VIDEO_GOLDENS, golden
@@ -66,7 +66,8 @@ def chunk_sizes(latent_frames: int) -> list[int]:
     return [c for c in (1, 2, 3) if c < latent_frames] + [0]
 
 
-SLOWEST = ("hunyuan_video", "hunyuan_refiner", "hunyuan15")
+SLOWEST = ("hunyuan_video", "hunyuan_refiner", "hunyuan15", "mochi", "svd", "cogvideox")
+FAST = ("ltx_plain", "ltx_causal", "ltx_split", "cosmos", "taehv", "taehv32")
 
 
 def everyday() -> list[tuple[str, str, How]]:
@@ -75,7 +76,7 @@ def everyday() -> list[tuple[str, str, How]]:
     heavy, light = (itertools.cycle(itertools.product(KERNELS, tiles)) for tiles in (few, many))
     chunks, taken = itertools.cycle((1, 2, 1)), []
     for name, case in CASES:
-        if name in SLOWEST and case == "batch2":
+        if case == "batch2" and name not in FAST:
             continue
         t = golden(name).latents[case].shape[2]
         chunk = next(chunks) if t > 1 else 0
@@ -90,9 +91,10 @@ def product(chunk: int) -> Iterator[How]:
 
 
 @pytest.fixture(autouse=True)
-def _winograd_for_narrow_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These decoders are too narrow for it to pay."""
+def _kernels_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These decoders are too narrow for Winograd to pay, and their maps too small for sums of 2-D convolutions."""
     narrow_winograd(monkeypatch, 4)
+    monkeypatch.setattr(backends, "SMALL_MAP", {True: 0, False: 0})
 
 
 def decode_as(name: str, case: str, how: How, **given: Any) -> tuple[Tensor, ClipRecorder, Decoder]:
@@ -242,10 +244,9 @@ def test_golden_in_every_kind_of_chunk_and_tile(name: str, case: str, chunk: int
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("chunk", [1, 0])
-def test_noise_is_that_of_the_seed(name: str, chunk: int) -> None:
+def test_noise_is_that_of_the_seed(name: str) -> None:
     """As the seed of the settings, or as that of the caller's generator; neither is left used up."""
-    how = How(chunk=chunk, plan="tiles", edge=2, kernels=KERNELS[0])
+    how = How(chunk=1, plan="tiles", edge=2, kernels=KERNELS[0])
     expected = golden(name).expected["a"]
     by_state, _, _ = decode_as(name, "a", how, seed=-1)
     assert max_diff(by_state, expected) <= TOLERANCE
@@ -270,7 +271,7 @@ def test_what_fresh_memory_holds_does_not_matter(convolution: str) -> None:
     def rubbish(nbytes: int, device: torch.device) -> Tensor:
         return torch.full((nbytes,), 255, dtype=torch.uint8, device=device)  # NaN in every float dtype
 
-    for name in ("wan22", "ltx_plain", "cosmos"):
+    for name in ("ltx_plain", "cosmos"):
         g, decoder = golden(name), golden_decoder(name)
         engine = Engine(profile=profile(convolution=convolution), pool=MemoryPool(rubbish))
         raw, heard = decode_clip(engine, decoder, g.latents["a"], plan="tiles", tile_size=48, chunk_lat=1)
@@ -309,8 +310,8 @@ def test_a_missing_row_or_column_of_context_is_seen(axis: int, monkeypatch: pyte
         return out
 
     monkeypatch.setattr(conv.ClipConvStep, "_window", starved)
-    raw, _, _ = decode_as("wan21", "a", How(chunk=1, plan="tiles", edge=3, kernels=KERNELS[2]))
-    assert max_diff(raw, golden("wan21").expected["a"]) > 100 * TOLERANCE
+    raw, _, _ = decode_as("wan21", "one_frame", How(chunk=0, plan="tiles", edge=3, kernels=KERNELS[2]))
+    assert max_diff(raw, golden("wan21").expected["one_frame"]) > 100 * TOLERANCE
 
 
 def test_statistics_of_a_part_of_the_clip_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,13 +126,13 @@ def test_memory_is_the_same_for_any_length(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ltx_plain", "ltx_causal"])
 def test_memory_stops_growing(name: str) -> None:
-    """Where an op looks ahead, runs of several chunks drift past each other, so holes grow for a while."""
+    """Where an op looks ahead, the first chunks are cut otherwise than later ones, and holes move for a while."""
     program, peaks = golden_decoder(name).program, []
     for t in (33, 97, 161):
         driver = plan_clip(program, (1, program.latent_channels, t, 8, 8), chunk_lat=2).driver()
         assert sum(1 for _ in driver.steps()) > t
         peaks.append(driver.peak_bytes)
-    assert peaks[1] == peaks[2] <= 1.15 * peaks[0]
+    assert peaks[2] <= 1.02 * peaks[1] <= 1.1 * peaks[0]
 
 
 def test_keys_of_the_past_are_all_that_grows_in_cosmos() -> None:
