@@ -10,7 +10,7 @@ from halo_vae.benchmarks.plain_wan import random_wan_weights, wan_shapes
 from halo_vae.optim.families import lower
 from halo_vae.optim.weights import MappingWeights
 from halo_vae.tests.goldens import golden
-from halo_vae.tests.optim.families.clips import decode_clips
+from halo_vae.tests.optim.families.clip_checks import decode_clips
 
 
 def test_names_and_shapes_are_those_of_the_reference() -> None:

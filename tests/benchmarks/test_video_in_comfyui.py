@@ -21,7 +21,7 @@ from halo_vae.optim import device
 from halo_vae.optim.device import describe_device
 from halo_vae.optim.families import lower
 from halo_vae.optim.weights import MappingWeights
-from halo_vae.tests.optim.families.clips import decode_clips
+from halo_vae.tests.optim.families.clip_checks import decode_clips
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
 FRAMES = 21

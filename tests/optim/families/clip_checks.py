@@ -1,22 +1,43 @@
-"""What every family of clip decoders is checked for, on its golden."""
+"""What every family of clip decoders is checked for, on its golden; decoding by the interpreter; damaged shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 import torch
+from torch import Tensor
 
 from halo_vae.optim.errors import WeightsError
 from halo_vae.optim.families import detect, lower
 from halo_vae.optim.families.keys import Family, Keys
 from halo_vae.optim.program import Program
-from halo_vae.optim.video.frames import output_frames
+from halo_vae.optim.video.frames import frame_counts, output_frames
 from halo_vae.optim.weights import MappingWeights, TensorSpec
 from halo_vae.tests.goldens import Golden, golden
+from halo_vae.tests.optim.families.layouts import Shapes
 from halo_vae.tests.optim.video.reference import Interpreter
 
 TOLERANCE = 1e-4
+"""Largest difference from the reference in float32."""
+
+
+def decode_clips(program: Program, weights: Mapping[str, Tensor], latents: Tensor) -> Tensor:
+    """Each clip of [B, C, T, h, w] by itself, by the plain interpreter."""
+    with torch.no_grad():
+        return torch.cat([Interpreter(program, dict(weights)).run(latent) for latent in latents.split(1)])
+
+
+def declared_sizes(program: Program, size: tuple[int, int, int]) -> list[tuple[int, ...]]:
+    """[C, T, H, W] of every value for a latent of (T, h, w)."""
+    counts = frame_counts(program, size[0])
+    return [
+        (value.channels, frames, size[1] * value.scale[1], size[2] * value.scale[2])
+        for value, frames in zip(program.values, counts, strict=True)
+    ]
+
+
+# -- goldens
 
 
 def specs_of(g: Golden) -> dict[str, TensorSpec]:
@@ -29,16 +50,27 @@ def program_of(name: str) -> Program:
     return lower(specs_of(golden(name)))
 
 
+def golden_shapes(name: str, *, without: Iterable[str] = ()) -> Shapes:
+    """Shapes of a golden's tensors, without those whose names contain one of the words."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in golden(name).weights.items()}
+    return {key: shape for key, shape in shapes.items() if not any(word in key for word in without)}
+
+
+def one_tensor_less(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
+    """(name of the tensor that is gone, the others) for each tensor."""
+    for gone in shapes:
+        yield gone, {name: shape for name, shape in shapes.items() if name != gone}
+
+
 def largest_error(program: Program, g: Golden, case: str) -> float:
     """Largest difference between the interpreter, clip by clip, and the reference."""
-    worst = 0.0
-    for latent, expected in zip(g.latents[case].split(1), g.expected[case].split(1), strict=True):
-        with torch.no_grad():
-            clip = Interpreter(program, dict(g.weights)).run(latent)
-        assert clip.shape == expected.shape, case
-        assert output_frames(program, latent.shape[2]) == expected.shape[2], case
-        worst = max(worst, (clip - expected).abs().max().item())
-    return worst
+    clips, expected = decode_clips(program, g.weights, g.latents[case]), g.expected[case]
+    assert clips.shape == expected.shape, case
+    assert output_frames(program, g.latents[case].shape[2]) == expected.shape[2], case
+    return float((clips - expected).abs().max())
+
+
+# -- checks
 
 
 def assert_golden_is_decoded(name: str, family: Family) -> None:

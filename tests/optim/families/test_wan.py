@@ -16,7 +16,7 @@ from halo_vae.optim.video.frames import output_frames
 from halo_vae.optim.video.ops import ClipAttention, ClipConv, is_video
 from halo_vae.optim.weights import MappingWeights
 from halo_vae.tests.goldens import golden
-from halo_vae.tests.optim.families.clips import (
+from halo_vae.tests.optim.families.clip_checks import (
     TOLERANCE,
     declared_sizes,
     decode_clips,

@@ -19,7 +19,6 @@ from halo_vae.optim.video.plan import ClipPlan
 from halo_vae.optim.weights import MappingWeights
 from halo_vae.tests.goldens import golden
 from halo_vae.tests.optim.helpers import Recorder, settings
-from halo_vae.tests.optim.video.reference import Interpreter
 
 
 @dataclass
@@ -102,12 +101,6 @@ def clip_plan(engine: Engine, decoder: Decoder, shape: tuple[int, ...], **given:
 def conv_frames(op: ClipConv, n: int) -> int:
     """Conv frames of n source frames."""
     return upsampled_count(op.upsample_time, n)
-
-
-def interpreted(program: Program, weights: Mapping[str, Tensor], z: Tensor) -> Tensor:
-    """The raw clips by the plain interpreter, each by itself."""
-    with torch.no_grad():
-        return torch.cat([Interpreter(program, dict(weights)).run(clip) for clip in z.split(1)])
 
 
 class ProgramWeights:

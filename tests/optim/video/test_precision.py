@@ -19,8 +19,9 @@ from halo_vae.optim.store import keep_raw
 from halo_vae.optim.video import engine as engine_module
 from halo_vae.optim.video.runner import ClipContext, ClipRunner
 from halo_vae.tests.goldens import golden
+from halo_vae.tests.optim.families.clip_checks import decode_clips
 from halo_vae.tests.optim.helpers import EVERY_DTYPE, PROFILE, latent, max_diff, profile, settings
-from halo_vae.tests.optim.video.helpers import ClipRecorder, decode_clip, decoder_of, golden_decoder, interpreted
+from halo_vae.tests.optim.video.helpers import ClipRecorder, decode_clip, decoder_of, golden_decoder
 
 HOT = "decoder.middle.0.residual.2"
 """A convolution of Wan whose result is normalised at once, so that it may be large."""
@@ -48,7 +49,7 @@ def wan(*hot: str, plant: str | None = None, factor: float = FACTOR) -> Decoder:
 def expected(*hot: str) -> Tensor:
     decoder = wan(*hot)
     weights = {name: decoder.weights.get(name, torch.float32, torch.device("cpu")) for name in decoder.weights.specs}
-    return interpreted(decoder.program, weights, Z)
+    return decode_clips(decoder.program, weights, Z)
 
 
 def deferred(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

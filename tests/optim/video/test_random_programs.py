@@ -14,8 +14,9 @@ from halo_vae.optim.decode import Engine
 from halo_vae.optim.program import Op, Program, Value
 from halo_vae.optim.video import backends, frames
 from halo_vae.optim.video.ops import ClipAttention, ClipConv, ClipNorm, ClipScale, LatentModulation, Skip, Unpack
+from halo_vae.tests.optim.families.clip_checks import decode_clips
 from halo_vae.tests.optim.helpers import latent, max_diff, narrow_winograd, profile
-from halo_vae.tests.optim.video.helpers import ClipRecorder, ProgramWeights, decode_clip, decoder_of, interpreted
+from halo_vae.tests.optim.video.helpers import ClipRecorder, ProgramWeights, decode_clip, decoder_of
 from halo_vae.tests.optim.video.helpers import program_of as program_with
 from halo_vae.tests.optim.video.programs import LATENT, LENGTHS, random_program
 
@@ -61,7 +62,7 @@ def check(
     """Equal to the interpreter, with as much memory as planned and as many tiles."""
     monkeypatch.setattr(backends, "BASE_TILE_LAT", how.base_tile)
     torch.manual_seed(1)
-    expected = interpreted(program, weights, z)
+    expected = decode_clips(program, weights, z)
     torch.manual_seed(1)
     engine = Engine(profile=profile(**how.device))
     raw, heard = decode_clip(engine, decoder_of(program, weights), z, **how.settings)
