@@ -15,7 +15,10 @@ LatentShape = tuple[int, int, int, int]
 def check_latent_shape(shape: tuple[int, ...], program: Program) -> LatentShape:
     """The shape as [B, C, H, W]. LatentError if it does not fit the program."""
     if len(shape) != 4:
-        raise LatentError(f"the latent has shape {list(shape)}; give four dimensions [batch, channels, height, width]")
+        why = f", as this {program.family} decoder makes pictures and no clips" if len(shape) == 5 else ""
+        raise LatentError(
+            f"the latent has shape {list(shape)}; give four dimensions [batch, channels, height, width]{why}"
+        )
     b, c, h, w = shape
     if b < 1 or h < 1 or w < 1:
         raise LatentError(

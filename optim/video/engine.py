@@ -149,9 +149,7 @@ class ClipEngine:
                 )
             )  # fmt: skip
 
-    def _run(
-        self, request: ClipRequest, plan: ClipPlan, progress: Progress, sink: FrameSink, *, careful: bool
-    ) -> None:
+    def _run(self, request: ClipRequest, plan: ClipPlan, progress: Progress, sink: FrameSink, *, careful: bool) -> None:
         """One attempt. `careful` looks at each op's finiteness at once, which on a GPU costs a synchronisation each."""
         decoder, observer = request.decoder, request.observer
         context = ClipContext(
@@ -193,10 +191,12 @@ def check_clip_shape(shape: tuple[int, ...], program: Program) -> ClipShape:
     if min(b, t, h, w) < 1:
         raise LatentError(f"the latent has shape {list(shape)}, which holds no frame; give at least one of one pixel")
     if c != program.latent_channels:
+        clip = len(shape) == 4 and shape[0] == program.latent_channels
         raise LatentError(
             f"the latent has {c} channels but this {program.family} decoder takes {program.latent_channels};"
-            " use the VAE that belongs to the model that made the latent"
-        )
+            + (f" a clip has five dimensions: is this one {[1, *shape]}?" if clip else
+               " use the VAE that belongs to the model that made the latent")
+        )  # fmt: skip
     return b, c, t, h, w
 
 
@@ -247,4 +247,3 @@ def _latent_buffers(plan: ClipPlan, slab: Slab, observer: DecodeObserver) -> lis
         channels_last = plan.layout == "channels_last"
         buffers.append(typed.view(n, h, w, c).permute(0, 3, 1, 2) if channels_last else typed.view(n, c, h, w))
     return buffers
-

@@ -17,6 +17,7 @@ from .outputs import (
     FORMATS,
     MOVIE_FORMATS,
     Format,
+    check_channels,
     check_format,
     check_targets,
     prepare_folder,
@@ -82,6 +83,7 @@ def prepare_job(session: Session, source: Path, folder: Path, fmt: Format, fps: 
     latent = session.read(source)
     session.plan(tuple(latent.shape))
     family = session.decoder.program.family
+    check_channels(fmt, session.decoder.program.out_channels)
     if session.is_video:
         n_clips, n_frames = latent.shape[0], session.frames_of(latent)
         clips = clip_targets(folder, source.stem, n_clips, n_frames, fmt, read_fps(fps, family))

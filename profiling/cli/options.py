@@ -40,6 +40,8 @@ def settings_from(args: argparse.Namespace) -> DecodeSettings:
 
     names = ("tile_size", "overlap", "chunk_frames", "seed")
     given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
+    if args.chunk_frames and args.chunk_frames > 0:  # no flag asks for an overlap in time, so none is too much
+        given["chunk_overlap"] = min(DecodeSettings().chunk_overlap, args.chunk_frames // 2)
     return DecodeSettings(
         method=args.method, precision_mode=args.precision, plan=args.strategy, kernel_backend=args.kernel_backend,
         fp16_accumulation=args.fp16_accumulation, **given,

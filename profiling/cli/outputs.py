@@ -22,6 +22,8 @@ PICTURE_FORMATS: tuple[Format, ...] = ("png", "npy")
 MOVIE_FORMATS: tuple[Format, ...] = ("mp4", "webm")
 FORMATS = PICTURE_FORMATS + MOVIE_FORMATS
 _PNG_CHANNELS = (1, 3, 4)
+_CHANNELS: dict[Format, tuple[int, ...]] = {"png": _PNG_CHANNELS, "mp4": (1, 3), "webm": (1, 3)}
+"""What a format takes; npy takes any."""
 
 
 def target_paths(folder: Path, stem: str, n: int, fmt: Format) -> tuple[Path, ...]:
@@ -51,6 +53,18 @@ def check_format(fmt: Format) -> None:
             "PNG files need pillow; install it (pip install 'halo-vae[cli]') or use --format npy",
             exit_code=ExitCode.FAILED,
         )
+
+
+def check_channels(fmt: Format, channels: int) -> None:
+    """CommandError if pictures of so many channels are none for this format."""
+    taken = _CHANNELS.get(fmt, (channels,))
+    if channels in taken:
+        return
+    fitting = " or ".join(f for f in PICTURE_FORMATS if channels in _CHANNELS.get(f, (channels,)))
+    raise CommandError(
+        f"this decoder's pictures have {channels} channels and {fmt} takes {' or '.join(map(str, taken))}; use "
+        f"--format {fitting}"
+    )
 
 
 def prepare_folder(folder: Path) -> None:

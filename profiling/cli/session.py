@@ -76,16 +76,14 @@ class Session:
     def read(self, path: Path) -> Tensor:
         """A latent [B, C, H, W], or clips [B, C, T, H, W], that the decoder takes; LatentError names the file."""
         latent = read_latent(path)
-        if self.is_video:
-            latent = as_clips(self.decoder.program, latent)
-        elif latent.ndim == 5 and latent.shape[2] == 1:
+        if not self.is_video and latent.ndim == 5 and latent.shape[2] == 1:
             latent = latent.squeeze(2)  # a clip of one frame is a picture
         try:
             check_shape(tuple(latent.shape), self.decoder.program)
             check_values(latent)
         except LatentError as e:
             raise LatentError(f"{path}: {e}") from e
-        return latent
+        return as_clips(self.decoder.program, latent) if self.is_video else latent
 
     def plan(self, shape: tuple[int, ...]) -> PlannedDecode:
         """The plan for latents of this shape. LatentError, PlanError."""

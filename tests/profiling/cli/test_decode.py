@@ -154,7 +154,7 @@ BAD = [  # case, sentence
     ("three axes", "[4, 5, 7]"),
     ("empty batch", "empty"),
     ("nan", "NaN"),
-    ("long clip", "four dimensions"),
+    ("long clip", "as this kl decoder makes pictures and no clips"),
     ("tile 1", "tile_size is 1"),
     ("tile -1", "tile_size is -1"),
     ("overlap", "overlap is -8"),

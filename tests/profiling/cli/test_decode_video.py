@@ -204,6 +204,40 @@ def test_bad_input_is_one_sentence(
     assert names(tmp_path / "out") == []
 
 
+def test_channels_that_a_format_has_not_are_told_before_anything_is_written(
+    halo: Run, video_vae: Path, latent_file: MakeLatent, tmp_path: Path
+) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    weights = dict(golden("wan21").weights)
+    for name in ("decoder.head.2.weight", "decoder.head.2.bias"):
+        weights[name] = torch.cat([weights[name], weights[name][:1]])
+    save_file(weights, tmp_path / "alpha.safetensors")
+    latent, out = latent_file("clip.latent", CLIP), tmp_path / "out"
+    ended = halo("decode", latent, "--vae", tmp_path / "alpha.safetensors", "-o", out, "--format", "mp4")
+    assert (ended.code, ended.out) == (2, "")
+    assert "4 channels and mp4 takes 1 or 3; use --format png or npy" in ended.err
+    assert not out.exists()
+
+
+def test_a_clip_without_its_batch_is_told_so(
+    halo: Run, video_vae: Path, latent_file: MakeLatent, tmp_path: Path
+) -> None:
+    ended = halo("decode", latent_file("clip.latent", CLIP[1:]), "--vae", video_vae, "-o", tmp_path / "out")
+    assert ended.code == 2
+    assert "a clip has five dimensions: is this one [1, 16, 3, 4, 5]?" in ended.err
+
+
+def test_blended_chunks_warn_of_nothing_that_no_flag_asks_for(
+    halo: Run, video_vae: Path, latent_file: MakeLatent, tmp_path: Path
+) -> None:
+    latent = latent_file("clip.latent", CLIP)
+    flags = ("--format", "npy", "--method", "blended", "--chunk-frames", "5", *ON_CPU)
+    ended = halo("decode", latent, "--vae", video_vae, "-o", tmp_path / "out", *flags)
+    assert ended.code == 0, ended.err
+    assert "WARNING" not in ended.err
+    assert np.load(tmp_path / "out" / "clip.npy").shape == (9, 32, 40, 3)
+
+
 def test_without_pyav_nothing_is_decoded(
     halo: Run, video_vae: Path, latent_file: MakeLatent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
