@@ -181,7 +181,13 @@ def mark_choices(choices: Iterable[Choice], entry: TunedEntry | None, settings: 
     if entry is None:
         return tuple(choices)
     why = f"tuned: {entry.gain:.0%} faster than the rules, measured {entry.created[:10]}"
-    return tuple(replace(c, reason=why) if tuned.get(c.name, False) else c for c in choices)
+    return tuple(replace(c, reason=why + _refused(c)) if tuned.get(c.name, False) else c for c in choices)
+
+
+def _refused(choice: Choice) -> str:
+    """What a choice says of ops that refused it; a tuned backend may be refused as one that was asked for."""
+    _, found, refused = choice.reason.partition("; ")
+    return found + refused if choice.name == "convolutions" and " refused: " in refused else ""
 
 
 def tuned_profile(profile: DeviceProfile, store: TuningStore | None, program: Program, dtype: str) -> DeviceProfile:
@@ -192,7 +198,12 @@ def tuned_profile(profile: DeviceProfile, store: TuningStore | None, program: Pr
 
 def filled_in(settings: DecodeSettings, profile: DeviceProfile) -> DecodeSettings:
     """The settings with what they leave open as it was tuned."""
-    return settings if profile.tuned is None else profile.tuned.best.settings(settings)
+    entry = profile.tuned
+    if entry is None:
+        return settings
+    # sums in float16 need an error that was measured
+    best = entry.best if entry.max_error is not None else replace(entry.best, fp16_accumulation=None)
+    return best.settings(settings)
 
 
 class TuningStore:

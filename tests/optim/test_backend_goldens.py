@@ -15,6 +15,7 @@ from halo_vae.optim.device import DeviceProfile
 from halo_vae.optim.events import Choice
 from halo_vae.optim.plan import Plan, is_conv3
 from halo_vae.optim.pool import MemoryPool
+from halo_vae.optim.tuning import Overrides, TunedEntry, key_of
 from halo_vae.tests.goldens import IMAGE_GOLDENS, TOLERANCE, golden
 from halo_vae.tests.optim.helpers import (
     EVERY_DTYPE,
@@ -273,6 +274,27 @@ def test_nothing_is_asked_of_the_package_by_default(package: fake_kitchen.Heard)
     assert set(ran_on(heard, decoder).values()) == {"torch"}
     assert (heard.plan.layout, convolutions(heard).value) == ("contiguous", "torch 33")
     assert package.convolved == package.staged == package.statistics == []
+
+
+@pytest.mark.parametrize("error", [0.01, None])
+def test_a_tuned_entry_allows_float16_sums_by_its_measured_error(
+    error: float | None, package: fake_kitchen.Heard
+) -> None:
+    decoder, z, device, truth = as_on_hip("kl_sd", "fp16")
+    entry = TunedEntry(
+        key=key_of(decoder.program, "float16", device),
+        best=Overrides(kernel_backend="kitchen", fp16_accumulation=True),
+        rule_ns=200, best_ns=100, max_error=error, complete=True, measured=(), created="2026-01-02T03:04:05+00:00",
+    )  # fmt: skip
+    engine = Engine(profile=replace(device, tuned=entry))
+    raw, heard = decode_raw(engine, decoder, z, precision_mode="fp16")
+    assert max_diff(raw, truth) <= tolerance("fp16", truth)
+    refused = "1 of 33 refused: 3 output channels" if error is not None else "33 of 33 refused: adds up in float16"
+    assert counted(ran_on(heard, decoder)) == ("kitchen 32, torch 1" if error is not None else "torch 33")
+    assert convolutions(heard).reason.startswith("tuned: 50% faster than the rules, measured 2026-01-02; ")
+    assert refused in convolutions(heard).reason
+    _, heard = decode_raw(engine, decoder, z, precision_mode="fp16", kernel_backend="torch")  # what is asked for wins
+    assert counted(ran_on(heard, decoder)) == "torch 33"
 
 
 @pytest.mark.parametrize("gone", ["package", "function"])
