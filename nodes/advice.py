@@ -33,7 +33,7 @@ def _memory(records: Sequence[DecodeRecord]) -> str | None:
     if ended:
         return f"{format_count(ended, 'decode')} ran out of memory: choose a smaller tile_size or precision_mode bf16."
     if repaired >= _OFTEN:
-        return f"{repaired} decodes began again with smaller tiles for want of memory: choose a smaller tile_size."
+        return f"{repaired} decodes had to do with less memory than planned: free some, or choose a smaller tile_size."
     return None
 
 

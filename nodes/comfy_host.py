@@ -123,6 +123,11 @@ class ComfyHost:
         """See Host."""
         return sum(int(m.model_loaded_memory()) for m in management.current_loaded_models if m.device == device)
 
+    def make_room(self, needed_bytes: int, device: torch.device) -> None:
+        """See Host. The VAE itself may go too: it is loaded anew for the next plan."""
+        management.free_memory(needed_bytes, device)
+        management.soft_empty_cache()
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """See Host. float32 on versions without a choice."""
         ask = getattr(vae, "vae_output_dtype", None)

@@ -41,10 +41,11 @@ def decode_latent(
     """Pictures [B * frames, H, W, C] in the VAE's picture range, in `out_dtype`, on the VAE's output device.
 
     `decoder` is the exact decoder of this VAE where its family is known: `auto` and `exact` use it, on `engine` (a new
-    one with an empty pool unless given). Without it `auto` is blended, and `exact` an UnknownDecoderError; `no_decoder`
-    says why there is none. `load` is called once, after every check of latent and settings and before the first decoder
-    call; exact decoding reads its weights through `decoder` and needs no load. The host's own decode chooses its dtype
-    itself, and with `tiled` is its tiled one. LatentError, VaeError and the errors of the method are passed on.
+    one with an empty pool unless given); where memory does not suffice for that in any way, `auto` blends tiles of the
+    VAE's own decoder. Without it `auto` is blended, and `exact` an UnknownDecoderError; `no_decoder` says why there is
+    none. `load` is called once, after every check of latent and settings and before the first call of the VAE's own
+    decoder; exact decoding reads its weights through `decoder` and needs no load. The host's own decode chooses its
+    dtype itself, and with `tiled` is its tiled one. LatentError, VaeError and the errors of the method are passed on.
     """
     opaque = describe_vae(vae)
     latent = fit_latent(opaque, latent_of(samples))
@@ -68,9 +69,16 @@ def decode_latent(
     if decoder is None:
         raise _unknown(opaque, no_decoder)
     engine = engine if engine is not None else Engine()
+
+    def as_opaque() -> OpaqueDecoder:
+        if load is not None:
+            load((1, *latent.shape[1:]), choose_dtype(opaque, settings).dtype)
+        return opaque
+
     return engine.decode(
-        decoder, latent, settings, observer=observer, finish=finish_of(vae), out_dtype=out_dtype, out_device=out_device
-    )
+        decoder, latent, settings, observer=observer, finish=finish_of(vae), out_dtype=out_dtype, out_device=out_device,
+        as_opaque=as_opaque,
+    )  # fmt: skip
 
 
 def _unknown(opaque: OpaqueDecoder, reason: str | None) -> UnknownDecoderError:

@@ -42,6 +42,9 @@ class Host(Protocol):
     def loaded_bytes(self, device: torch.device) -> int:
         """Memory on the device that the host would take from its models, or from us, for a decode."""
 
+    def make_room(self, needed_bytes: int, device: torch.device) -> None:
+        """Unload models until that much memory of the device is free, as far as that goes."""
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """Dtype the host wants pictures in."""
 

@@ -52,7 +52,7 @@ class HostEngine(Engine):
 
     def __init__(self, host: Host, tuning: TuningStore | None = None) -> None:
         """With an empty pool."""
-        super().__init__(tuning=tuning)
+        super().__init__(tuning=tuning, make_room=host.make_room)
         self._host = host
 
     def device_profile(self, device: torch.device) -> DeviceProfile:

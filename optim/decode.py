@@ -24,7 +24,7 @@ from .packing import dtype_name
 from .pictures import AsOpaque, PictureRequest, blend_pictures, run_pictures
 from .places import MakeRoom, Places
 from .plan import Plan
-from .planner import ADVICE, describe_pictures, plan_with
+from .planner import ADVICE, describe_pictures, is_for_now, plan_with
 from .pool import MemoryPool
 from .precision import DtypeDecision, WidenedOps, choose_dtypes
 from .scope import flags_for
@@ -136,7 +136,7 @@ class Engine:
                 program, shape, settings, profile, decision, out_bytes=out_bytes, stored=decoder.stored_dtype,
                 squeeze=squeeze,
             )  # fmt: skip
-            if settings.advanced_caching:
+            if settings.advanced_caching and not (is_for_now(plan) and not squeeze.batch):
                 with self._lock:
                     self._plans[key] = plan
                     while len(self._plans) > MAX_PLANS:

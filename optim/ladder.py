@@ -160,7 +160,7 @@ def size_text(summary: PlanSummary) -> str:
         per_pass = f"{summary.chunk_frames} frames at a time"
     predicted = summary.predicted
     beside = f" and {predicted.host >> 20} MiB of the host's" if predicted.host else ""
-    return f"tiles of {height}x{width} px, {per_pass}, {predicted.working >> 20} MiB{beside}"
+    return f"{summary.n_tiles} tiles of at most {height}x{width} px, {per_pass}, {predicted.working >> 20} MiB{beside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,11 +326,11 @@ class _Descent(Generic[P, T]):
         self._tell(MAKE_ROOM, plan, size_text(plan.summary), reason)
 
     def _step_down(self, plan: P, reason: str) -> bool:
-        """Go to the next step that takes less of the device. False where there is none."""
+        """Go to the next step that may take less of the device. False where there is none."""
         profile = self.job.profile()
         for i in range(self.position + 1, len(self.steps)):
             smaller = self._plan(self.steps[i].squeeze, profile)
-            if smaller.summary.predicted.working < plan.summary.predicted.working:
+            if _is_smaller(smaller.summary, plan.summary):
                 self._tell(self.steps[i].rung, plan, size_text(smaller.summary), reason)
                 self.position = i
                 return True
@@ -385,6 +385,11 @@ class _Descent(Generic[P, T]):
 
 def _mebibytes(nbytes: int | None) -> str:
     return "an unknown size" if nbytes is None else f"{nbytes >> 20} MiB"
+
+
+def _is_smaller(a: PlanSummary, b: PlanSummary) -> bool:
+    """Does `a` take less, or do its kernels, of whose own workspace no plan knows?"""
+    return a.predicted.working < b.predicted.working or a.n_tiles > b.n_tiles
 
 
 def _too_large(plan: AnyPlan, profile: DeviceProfile) -> str:

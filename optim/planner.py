@@ -21,7 +21,7 @@ from .precision import DtypeDecision
 from .program import Attention, Conv, Op, Program, Size, last_reader, value_size
 from .settings import DecodeSettings
 from .step_kernels import settled, with_kernel, work_buffers
-from .summary import conv_shapes_of, convolution_choice, device_choices, summarise
+from .summary import LIMITED, conv_shapes_of, convolution_choice, device_choices, squeezed_choices, summarise
 from .tiling import TileGrid, even_strip, largest_divisor
 
 ADVICE = "free memory, choose a narrower precision or decode a smaller picture"
@@ -51,6 +51,11 @@ def make_plan(
         )
 
     return fit_or_refuse(plan_for, PICTURE_RUNGS, profile, describe_pictures(latent_shape), ADVICE)
+
+
+def is_for_now(plan: Plan) -> bool:
+    """True where a plan follows from what is free now, so that it is not the best one at another time."""
+    return any(c.name == "images_per_pass" and c.reason == LIMITED for c in plan.summary.choices)
 
 
 def describe_pictures(latent_shape: tuple[int, ...]) -> str:
@@ -105,6 +110,7 @@ def plan_with(
         convolution_choice(passes[0].steps, profile, settings),
         *offload_choice(passes[0], pool),
     )
+    choices = squeezed_choices(choices, squeeze, profile)
     shapes = conv_shapes_of(by_size.values(), layout)
     return Plan(
         program=program,
@@ -149,7 +155,7 @@ def _images_per_pass(
         f" and {profile.pass_pixels} pixels per pass ({profile.reasons.pass_pixels})"
     )
     while n > 1 and profile.budget_bytes is not None and maker.make(n).arena.nbytes > profile.budget_bytes // 2:
-        n, reason = n - 1, "limited by free memory"
+        n, reason = n - 1, LIMITED
     while n > 1 and oversized(maker.make(n).steps, program, (1, *size), profile.workers) is not None:
         n, reason = n - 1, f"no kernel gets more than {LARGEST_TENSOR} elements"
     return n, Choice(name="images_per_pass", value=str(n), reason=reason)

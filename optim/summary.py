@@ -9,6 +9,7 @@ from .costs import conv_shape
 from .device import DeviceProfile
 from .events import Choice, ConvShape, PeakPrediction, PlanSummary
 from .kernels.dispatch import choose_layout
+from .ladder import Squeeze
 from .plan import Layout, OpPlan, PassPlan, is_conv3
 from .program import Conv, Program
 from .settings import DecodeSettings
@@ -74,6 +75,23 @@ def device_choices(
         Choice(name="layout", value=layout, reason=laid),
         Choice(name="attention", value=profile.attention, reason=f"default: {why.attention}"),
     )  # fmt: skip
+
+
+LIMITED = "limited by free memory"
+"""The reason of a choice that was made for want of memory."""
+
+
+def squeezed_choices(choices: Iterable[Choice], squeeze: Squeeze, profile: DeviceProfile) -> tuple[Choice, ...]:
+    """The choices of a plan that gives something up for memory: what it gives up is no default."""
+    changed = {
+        "tile_bytes": (squeeze.tiles, f"{profile.tile_bytes >> 10} KiB"),
+        "images_per_pass": (squeeze.batch, "1"),
+    }
+    told = []
+    for choice in choices:
+        given_up, value = changed.get(choice.name, (0, choice.value))
+        told.append(replace(choice, value=value, reason=LIMITED) if given_up else choice)
+    return tuple(told)
 
 
 def summarise(

@@ -132,6 +132,7 @@ class _Inner(SilentObserver):
     def __init__(self, outer: DecodeObserver) -> None:
         """Speak to `outer`."""
         self._outer = outer
+        self._told: set[Fallback] = set()
 
     def mark(self, phase: Phase) -> None:
         """Hand on."""
@@ -150,8 +151,10 @@ class _Inner(SilentObserver):
         self._outer.op_redone(name, dtype, macs)
 
     def fallback(self, event: Fallback) -> None:
-        """Hand on."""
-        self._outer.fallback(event)
+        """Hand on what no earlier chunk came to."""
+        if event not in self._told:
+            self._told.add(event)
+            self._outer.fallback(event)
 
     def pool_request(self, nbytes: int, hit: bool) -> None:
         """Hand on."""

@@ -16,7 +16,7 @@ from ..pool import slab_bytes
 from ..precision import DtypeDecision
 from ..program import Op, Program
 from ..settings import DecodeSettings
-from ..summary import asked_reason, device_choices
+from ..summary import asked_reason, device_choices, squeezed_choices
 from .backends import WINOGRAD, Backends
 from .driver import Driver
 from .frames import boundaries, output_frames
@@ -118,7 +118,7 @@ def clip_plan_with(
         output=batch * frames * h * program.scale[1] * w * program.scale[2] * program.out_channels * 4,
     )
     choices = (
-        *_choices(settings, profile, decision, strategy, layout, backends),
+        *squeezed_choices(_choices(settings, profile, decision, strategy, layout, backends), squeeze, profile),
         _chunk_choice(settings, program, chunk, wanted, t),
         _state_choice(driver.carried_bytes),
     )

@@ -59,7 +59,9 @@ def _sections(planned: PlannedDecode) -> list[Section]:
     plan = planned.summary
     peak = plan.predicted
     approximate = "approximate" if plan.approximate else "equal to an untiled decode"
-    parts = (("pool", peak.pool), ("scratch", peak.scratch), ("packed weights", peak.packed), ("output", peak.output))
+    parts = [("pool", peak.pool), ("scratch", peak.scratch), ("packed weights", peak.packed), ("output", peak.output)]
+    if peak.host:
+        parts.append(("host memory", peak.host))
     images = format_count(plan.images_per_pass, "clip" if plan.chunk_frames else "picture")
     chunks = (chunks_row(plan),) if plan.chunk_frames else ()
     state = Row(label="carried state", value=format_bytes(plan.carried_bytes), note="a part of the pool")

@@ -177,6 +177,7 @@ def _memory(record: DecodeRecord) -> Section:
             ("scratch", predicted.scratch),
             ("packed weights", predicted.packed),
             ("output", predicted.output),
+            ("host memory", predicted.host),
         )
         note = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts if n)
         rows.append(Row(label="predicted peak", value=format_bytes(predicted.total), note=note))

@@ -32,6 +32,8 @@ class FakeHost:
     patches: Hashable = 0
     checks: int = 0
     loads: list[int] = field(default_factory=list)
+    rooms: list[tuple[int, torch.device]] = field(default_factory=list)
+    """What it was asked to free."""
     bars: list[list[tuple[int, int]]] = field(default_factory=list)
     held: Callable[[], int] = lambda: 0
     release: Callable[[], None] = lambda: None
@@ -55,6 +57,9 @@ class FakeHost:
 
     def loaded_bytes(self, device: torch.device) -> int:
         return self.loaded
+
+    def make_room(self, needed_bytes: int, device: torch.device) -> None:
+        self.rooms.append((needed_bytes, device))
 
     def output_dtype(self, vae: Any) -> torch.dtype:
         return self.dtype

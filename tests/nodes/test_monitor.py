@@ -61,7 +61,7 @@ def test_advice_by_what_happened(ok: DecodeRecord) -> None:
     assert advise([ok, lost])[0].startswith("1 decode ran out of memory")
     again = repaired(ok, "out_of_memory", "1024")
     assert advise([again]) == ()
-    assert "2 decodes began again with smaller tiles" in advise([again, again])[0]
+    assert "2 decodes had to do with less memory" in advise([again, again])[0]
     assert "turn adaptive_precision on" in advise([failed(ok, DecodeStatus.NON_FINITE)])[0]
     widened = repaired(ok, "non_finite", "float16")
     assert "where float16 overflowed" in advise([widened, widened])[0]

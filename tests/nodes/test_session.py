@@ -12,7 +12,7 @@ import torch
 
 from halo_vae.nodes import actions
 from halo_vae.nodes import session as session_module
-from halo_vae.nodes.session import needed_bytes, read_level
+from halo_vae.nodes.session import Session, needed_bytes, read_level
 from halo_vae.nodes.vae import VaeError
 from halo_vae.optim.errors import LatentError, UnknownDecoderError
 from halo_vae.profiling.record import DecodeStatus
@@ -285,3 +285,44 @@ def test_models_that_leave_a_card_make_room_and_those_of_an_apu_do_not(
     found = session.engine.device_profile(torch.device("cpu"))
     assert found.budget_bytes == int(budget_gib * GIB)
     assert words in found.budget_reason
+
+
+def short_of_memory(session: Session, times: int) -> None:
+    """The session's pool gets no memory the first few times."""
+    asked: list[int] = []
+
+    def source(nbytes: int, device: torch.device) -> torch.Tensor:
+        asked.append(nbytes)
+        if len(asked) <= times:
+            raise RuntimeError("HIP error: out of memory")
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    session.engine.pool._source = source
+
+
+def test_om_1_the_host_is_asked_for_room_before_anything_is_given_up() -> None:
+    host = FakeHost()
+    session, vae = new_session(host), kl_vae()
+    short_of_memory(session, 1)
+    decoded = actions.decode(session, {"samples": Z}, vae)
+    assert decoded.record.status is DecodeStatus.OK
+    (asked,) = host.rooms
+    assert decoded.record.plan is not None
+    assert asked == (decoded.record.plan.predicted.working, torch.device("cpu"))
+    assert [f.used.split(":")[0] for f in decoded.record.fallbacks] == ["kept memory given back"]
+    assert len(host.loads) == 2  # the VAE may have been unloaded to make room
+    calm = actions.decode(new_session(), {"samples": Z}, kl_vae())
+    assert torch.allclose(decoded.images, calm.images, atol=1e-6)
+
+
+def test_om_4_auto_ends_in_blended_tiles_of_the_vae() -> None:
+    session, vae = new_session(FakeHost()), kl_vae()
+    short_of_memory(session, 99)
+    decoded = actions.decode(session, {"samples": Z}, vae)
+    assert decoded.record.plan is not None
+    assert decoded.record.plan.method == "blended"
+    assert decoded.record.fallbacks[-1].used.startswith("blended tiles")
+    assert vae.first_stage_model.calls
+    with pytest.raises(torch.OutOfMemoryError, match="tried: kept memory given back"):
+        actions.decode(session, {"samples": Z}, vae, method="exact")
+    assert session.collector.records()[-1].status is DecodeStatus.OUT_OF_MEMORY

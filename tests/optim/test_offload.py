@@ -118,9 +118,8 @@ def test_each_level_leaves_less_on_the_device(plan: str) -> None:
 # -- exact
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("plan", ["strips", "tiles"])
-@pytest.mark.parametrize("name", IMAGE_GOLDENS)
+@pytest.mark.parametrize(("plan", "level"), [("strips", 2), ("tiles", 2), ("strips", 1)])
+@pytest.mark.parametrize("name", [name for name in IMAGE_GOLDENS if name != "kl_diffusers"])  # the network of kl_sd
 def test_goldens_are_exact_out_of_host_memory(name: str, plan: str, level: int) -> None:
     decoder, g = golden_decoder(name), golden(name)
     case = next(iter(g.latents))
@@ -191,12 +190,11 @@ class FarReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("mode", ["fp32", "mixed"])
-@pytest.mark.parametrize("plan", ["strips", "tiles"])
+@pytest.mark.parametrize(("plan", "mode"), [("strips", "fp32"), ("tiles", "mixed")])
 @pytest.mark.parametrize("name", ["kl_flux2", "hunyuan_image", "taesd", "kl_x4"])
 def test_kernels_never_touch_host_memory(name: str, plan: str, mode: str) -> None:
     """As on a GPU, where they could not."""
-    decoder, z, reads = golden_decoder(name), golden(name).latents["a"][..., :7, :6], FarReads()
+    decoder, z, reads = golden_decoder(name), golden(name).latents["a"][..., :5, :4], FarReads()
 
     def source(nbytes: int, device: torch.device) -> Tensor:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
