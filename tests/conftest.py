@@ -8,6 +8,8 @@ import os
 import pytest
 
 GROUPS = ("comfyui", "browser", "gpu", "gfx1151", "slow")
+GPU_TESTS_ON = "HALO_VAE_GPU_TESTS_ON"
+"""Set to "cpu", the tests in tests/gpu run on the CPU: that checks the tests, and tells nothing of a GPU."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,6 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=(*GROUPS, "all"),
         dest="with_groups",
         help="also run the tests of this group; may be given several times",
+    )
+
+    parser.addoption(
+        "--gpu-report",
+        default="gpu-report.json",
+        metavar="FILE",
+        help="where the tests in tests/gpu write what they found; default gpu-report.json",
     )
 
 
@@ -48,13 +57,15 @@ def _missing_browser() -> str | None:
 def _missing_gpu() -> str | None:
     import torch
 
+    if os.environ.get(GPU_TESTS_ON) == "cpu":
+        return None
     return None if torch.cuda.is_available() else "torch sees no CUDA or HIP device"
 
 
 def _missing_gfx1151() -> str | None:
     import torch
 
-    if (missing := _missing_gpu()) is not None:
+    if (missing := _missing_gpu()) is not None or os.environ.get(GPU_TESTS_ON) == "cpu":
         return missing
     arch = getattr(torch.cuda.get_device_properties(0), "gcnArchName", "")
     return None if arch.lower().split(":")[0] == "gfx1151" else f"the device is {arch or 'not an AMD one'}, not gfx1151"
