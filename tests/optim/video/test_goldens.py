@@ -66,21 +66,21 @@ def chunk_sizes(latent_frames: int) -> list[int]:
     return [c for c in (1, 2, 3) if c < latent_frames] + [0]
 
 
-SLOWEST = ("hunyuan_video", "hunyuan_refiner", "hunyuan15", "mochi", "svd", "cogvideox")
-FAST = ("ltx_plain", "ltx_causal", "ltx_split", "cosmos", "taehv", "taehv32")
+SLOWEST = ("wan21", "hunyuan_video", "hunyuan_refiner", "hunyuan15", "mochi", "svd", "cogvideox")
+"""Of these the everyday run takes the shorter and smaller case, and its first clip only."""
 
 
 def everyday() -> list[tuple[str, str, How]]:
-    """Nearly every case once, so that over the cases every choice meets every other."""
+    """Most cases once, so that over the cases every choice meets every other."""
     few, many = (("strips", 3), ("tiles", 5), ("strips", 2)), (("tiles", 2), ("strips", 3), ("tiles", 3), ("strips", 2))
     heavy, light = (itertools.cycle(itertools.product(KERNELS, tiles)) for tiles in (few, many))
     chunks, taken = itertools.cycle((1, 2, 1)), []
     for name, case in CASES:
-        if case == "batch2" and name not in FAST:
+        if name in SLOWEST and case in ("a", "even"):
             continue
         t = golden(name).latents[case].shape[2]
         chunk = next(chunks) if t > 1 else 0
-        kernels, (plan, edge) = next(heavy if name in SLOWEST or (name, case) == ("wan21", "a") else light)
+        kernels, (plan, edge) = next(heavy if name in SLOWEST else light)
         taken.append((name, case, How(chunk=chunk if chunk < t else 1, plan=plan, edge=edge, kernels=kernels)))
     return taken
 
@@ -97,9 +97,12 @@ def _kernels_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "SMALL_MAP", {True: 0, False: 0})
 
 
-def decode_as(name: str, case: str, how: How, **given: Any) -> tuple[Tensor, ClipRecorder, Decoder]:
+def decode_as(
+    name: str, case: str, how: How, clips: int | None = None, **given: Any
+) -> tuple[Tensor, ClipRecorder, Decoder]:
+    """The raw clips, of the first few only if asked."""
     g, decoder = golden(name), golden_decoder(name)
-    z = g.latents[case]
+    z = g.latents[case][:clips]
     before = z.clone()
     torch.manual_seed(NOISE_SEED)
     state = torch.get_rng_state()
@@ -109,12 +112,12 @@ def decode_as(name: str, case: str, how: How, **given: Any) -> tuple[Tensor, Cli
     return raw, heard, decoder
 
 
-def check(name: str, case: str, how: How) -> ClipRecorder:
-    raw, heard, decoder = decode_as(name, case, how)
-    expected = golden(name).expected[case]
+def check(name: str, case: str, how: How, clips: int | None = None) -> ClipRecorder:
+    raw, heard, decoder = decode_as(name, case, how, clips)
+    expected = golden(name).expected[case][:clips]
     assert raw.shape[2] == output_frames(decoder.program, golden(name).latents[case].shape[2]) == expected.shape[2]
     assert max_diff(raw, expected) <= TOLERANCE
-    shape = tuple(golden(name).latents[case].shape)
+    shape = tuple(golden(name).latents[case][:clips].shape)
     assert_streamed(heard, decoder, shape, how)
     assert_tiled(heard, decoder, shape, how)
     assert_kernels(heard, decoder, how)
@@ -217,7 +220,7 @@ def assert_kernels(heard: ClipRecorder, decoder: Decoder, how: How) -> None:
 
 @pytest.mark.parametrize(("name", "case", "how"), everyday(), ids=str)
 def test_golden_in_chunks_and_tiles(name: str, case: str, how: How) -> None:
-    check(name, case, how)
+    check(name, case, how, 1 if name in SLOWEST else None)
 
 
 def test_the_everyday_run_meets_every_choice() -> None:
@@ -227,7 +230,7 @@ def test_the_everyday_run_meets_every_choice() -> None:
         ("tiles", 2), ("tiles", 3), ("tiles", 5), ("strips", 2), ("strips", 3)
     }  # fmt: skip
     assert {how.chunk for name, case, how in everyday() if case != "one_frame"} == {1, 2}
-    assert {name for name, case, _ in everyday() if case == "a"} == set(VIDEO_GOLDENS)
+    assert {name for name, case, _ in everyday() if case != "one_frame"} == set(VIDEO_GOLDENS)
 
 
 @pytest.mark.slow
@@ -271,7 +274,7 @@ def test_what_fresh_memory_holds_does_not_matter(convolution: str) -> None:
     def rubbish(nbytes: int, device: torch.device) -> Tensor:
         return torch.full((nbytes,), 255, dtype=torch.uint8, device=device)  # NaN in every float dtype
 
-    for name in ("ltx_plain", "cosmos"):
+    for name in ("ltx_split", "cosmos"):
         g, decoder = golden(name), golden_decoder(name)
         engine = Engine(profile=profile(convolution=convolution), pool=MemoryPool(rubbish))
         raw, heard = decode_clip(engine, decoder, g.latents["a"], plan="tiles", tile_size=48, chunk_lat=1)
@@ -317,5 +320,5 @@ def test_a_missing_row_or_column_of_context_is_seen(axis: int, monkeypatch: pyte
 def test_statistics_of_a_part_of_the_clip_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With each chunk normalised by itself, a decoder with norms over the whole clip gives something else."""
     monkeypatch.setattr(driver, "scopes_ready", lambda have, n, scope, offset: have)
-    raw, _, _ = decode_as("hunyuan_video", "batch2", How(chunk=1, plan="strips", edge=0, kernels=KERNELS[2]))
-    assert max_diff(raw, golden("hunyuan_video").expected["batch2"]) > 100 * TOLERANCE
+    raw, _, _ = decode_as("hunyuan_video", "batch2", How(chunk=1, plan="strips", edge=0, kernels=KERNELS[2]), 1)
+    assert max_diff(raw, golden("hunyuan_video").expected["batch2"][:1]) > 100 * TOLERANCE
