@@ -15,7 +15,8 @@ demo: $(STAMP)
 	$(BIN)/halo-vae demo -o demo_output --force
 
 test: $(STAMP)
-	$(BIN)/pytest
+	@# Two at a time: each test keeps to tiny tensors, which one core has done before a second would help.
+	$(BIN)/pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
