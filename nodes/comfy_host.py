@@ -124,8 +124,11 @@ class ComfyHost:
         return sum(int(m.model_loaded_memory()) for m in management.current_loaded_models if m.device == device)
 
     def make_room(self, needed_bytes: int, device: torch.device) -> None:
-        """See Host. The VAE itself may go too: it is loaded anew for the next plan."""
-        management.free_memory(needed_bytes, device)
+        """See Host. The VAE itself may go too: it is loaded anew for the next plan.
+
+        On top of what ComfyUI counts as free: an allocation has failed in spite of it.
+        """
+        management.free_memory(management.get_free_memory(device) + needed_bytes, device)
         management.soft_empty_cache()
 
     def output_dtype(self, vae: Any) -> torch.dtype:

@@ -43,7 +43,7 @@ class Host(Protocol):
         """Memory on the device that the host would take from its models, or from us, for a decode."""
 
     def make_room(self, needed_bytes: int, device: torch.device) -> None:
-        """Unload models until that much memory of the device is free, as far as that goes."""
+        """Unload models until that much more memory of the device is free than now, as far as that goes."""
 
     def output_dtype(self, vae: Any) -> torch.dtype:
         """Dtype the host wants pictures in."""

@@ -210,6 +210,12 @@ def test_the_pool_counts_and_goes_when_room_is_needed(memory: Any) -> None:
     assert memory["held after unloading all"] == 0
 
 
+def test_om_1_other_models_go_when_an_allocation_fails(memory: Any) -> None:
+    assert memory["out of memory"] == {
+        "stays": False, "vae": True, "rungs": ["kept memory given back"], "status": "ok",
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def loading(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_inside(install, tmp_path_factory.mktemp("loading"), "loading.py")

@@ -77,6 +77,30 @@ def after_decoding(by: str) -> dict[str, Any]:
     return {"stays": other in management.loaded_models(), "asked": max(asked)}
 
 
+def after_running_out() -> dict[str, Any]:
+    """The pool gets no memory at first, though ComfyUI counts enough of it as free."""
+    management.unload_all_models()
+    other, vae, pool = other_model(GIB), vae_on_device(), ours.engine.pool
+    LOAD([other])
+    give, refused = pool._source, []
+
+    def refuse_once(nbytes: int, device: Any) -> Any:
+        if not refused:
+            refused.append(nbytes)
+            raise RuntimeError("HIP error: out of memory")
+        return give(nbytes, device)
+
+    pool._source = refuse_once
+    done = decode(ours, {"samples": latent(1, 4, 64, 64)}, vae, **SETTINGS)
+    pool._source = give
+    return {
+        "stays": other in management.loaded_models(),
+        "vae": any(m is vae.patcher for m in management.loaded_models()),
+        "rungs": [f.used.split(":")[0] for f in done.record.fallbacks],
+        "status": done.record.status.value,
+    }
+
+
 ours = session()
 facts: dict[str, Any] = {"stock": after_decoding("stock"), "halo": after_decoding("halo")}
 facts["held"] = ours.held_bytes()
@@ -90,4 +114,5 @@ decode(ours, {"samples": latent(1, 4, 8, 8)}, vae_on_device(), **SETTINGS)
 facts["held again"] = ours.held_bytes()
 management.unload_all_models()
 facts["held after unloading all"] = ours.held_bytes()
+facts["out of memory"] = after_running_out()
 answer(facts)
