@@ -85,3 +85,25 @@ def _user_folders_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypa
     home = tmp_path_factory.mktemp("user")
     monkeypatch.setenv("HALO_VAE_DATA_DIR", str(home / "data"))
     monkeypatch.setenv("HALO_VAE_CACHE_DIR", str(home / "cache"))
+
+
+STEADY_MEMORY = 32 << 30
+"""System memory that tests plan for: what the machine has free changes from one reading to the next."""
+_REAL_MEMORY = ("gpu", "gfx1151", "slow", "comfyui")
+"""Groups that measure the machine itself."""
+
+
+@pytest.fixture
+def machine_memory() -> None:
+    """Asked for by a test that is about the machine's own reading."""
+
+
+@pytest.fixture(autouse=True)
+def _steady_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plans in one test, or on two machines, have the same budget."""
+    if "machine_memory" in request.fixturenames or any(map(request.node.get_closest_marker, _REAL_MEMORY)):
+        return
+    from halo_vae.optim import device_readers
+
+    steady = device_readers.PoolReading(free_bytes=STEADY_MEMORY, total_bytes=STEADY_MEMORY)
+    monkeypatch.setattr(device_readers, "read_host_pool", lambda: steady)

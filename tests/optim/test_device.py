@@ -69,6 +69,7 @@ def read_as(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "open", fake)
 
 
+@pytest.mark.usefixtures("machine_memory")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -249,6 +249,7 @@ def test_windows_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_host_pool() is None
 
 
+@pytest.mark.usefixtures("machine_memory")
 def test_all_of_proc_and_sys_hidden_and_a_decode_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Engine().decode(exact_kl(), latent((1, 4, 8, 8)))
     real_open, real_list = io.open, Path.iterdir

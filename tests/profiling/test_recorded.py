@@ -314,6 +314,7 @@ def test_st_4_the_record_equals_the_decoders_log() -> None:
     assert record.batch.images == 3
 
 
+@pytest.mark.usefixtures("machine_memory")
 def test_every_linux_reader_hidden_still_decodes_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_open = open
 
