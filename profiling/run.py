@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..optim.errors import NonFiniteError
+from ..optim.errors import NonFiniteError, PlanError
 from ..optim.errors_oom import is_out_of_memory
 from ..optim.events import CacheName, ConvShape, DecodeObserver, Fallback, OpReport, Phase, PlanSummary, SilentObserver
 from .clock import Clock, DeviceTimer
@@ -40,7 +40,8 @@ def status_of(exc: BaseException, cancel_types: tuple[type[BaseException], ...])
         return DecodeStatus.INTERRUPTED
     if isinstance(exc, NonFiniteError):
         return DecodeStatus.NON_FINITE
-    return DecodeStatus.OUT_OF_MEMORY if is_out_of_memory(exc) else DecodeStatus.ERROR
+    short = isinstance(exc, PlanError) and exc.need_bytes is not None  # told beforehand by the plan
+    return DecodeStatus.OUT_OF_MEMORY if short or is_out_of_memory(exc) else DecodeStatus.ERROR
 
 
 def sentence_of(exc: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 
 import pytest
 
@@ -31,12 +32,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = set(config.getoption("with_groups"))
+    asked = {*config.getoption("with_groups"), *_groups_of(config.getoption("markexpr"))}
+    if "gpu" in asked:  # whichever device it is: elsewhere they are skipped with a reason
+        asked.add("gfx1151")
     reasons = {group: _reason_to_skip(group, asked) for group in GROUPS}
     for item in items:
         for group in GROUPS:
             if item.get_closest_marker(group) is not None and (reason := reasons[group]) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _groups_of(marker_expression: str) -> set[str]:
+    """Groups that `-m` asks for by name: it is enough to say it once."""
+    return {g for g in GROUPS if re.search(rf"(?<!not )\b{g}\b", marker_expression)}
 
 
 def _reason_to_skip(group: str, asked: set[str]) -> str | None:

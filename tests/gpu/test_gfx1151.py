@@ -18,7 +18,7 @@ from halo_vae.optim.rocm_env import child_environment
 from halo_vae.tests.gpu.support import DEVICE, ON_CPU
 from halo_vae.tests.optim.profiles import GFX1151_CARVE_OUT
 
-pytestmark = pytest.mark.gfx1151
+pytestmark = [pytest.mark.gpu, pytest.mark.gfx1151]
 Note = Callable[[str, Any], None]
 CHILD_S = 150
 """Three decodes of a tiny decoder; a search that takes longer is a finding of its own."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from halo_vae.optim.errors import DecodeCancelled, NonFiniteError
+from halo_vae.optim.errors import DecodeCancelled, NonFiniteError, PlanError
 from halo_vae.optim.events import SilentObserver
 from halo_vae.profiling.record import DecodeStatus
 from halo_vae.profiling.run import Run
@@ -36,6 +36,8 @@ ERRORS = [
     (NonFiniteError("inf in conv_in\nmore", op="conv_in", dtype="float32"), DecodeStatus.NON_FINITE, "inf in conv_in"),
     (torch.OutOfMemoryError("HIP out of memory. Tried"), DecodeStatus.OUT_OF_MEMORY, "HIP out of memory. Tried"),
     (RuntimeError("can't allocate memory"), DecodeStatus.OUT_OF_MEMORY, "can't allocate memory"),
+    (PlanError("takes 9 MiB", need_bytes=9 << 20, free_bytes=1), DecodeStatus.OUT_OF_MEMORY, "takes 9 MiB"),
+    (PlanError("too many elements"), DecodeStatus.ERROR, "too many elements"),
     (RuntimeError("expected input to have 16 channels"), DecodeStatus.ERROR, "expected input to have 16 channels"),
 ]  # fmt: skip
 
