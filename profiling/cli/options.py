@@ -14,6 +14,7 @@ METHODS = ("auto", "exact", "blended")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "mixed")
 STRATEGIES = ("auto", "strips", "tiles")
 BACKENDS = ("auto", "torch", "winograd", "shifted_gemm", "conv2d_sum", "kitchen")
+SWITCHES = ("leave", "on", "off")
 DEVICE_HELP = "device to decode on: auto (a GPU that torch sees, else the CPU), cpu, cuda, cuda:1, …"
 
 
@@ -26,9 +27,11 @@ def add_decode_flags(parser: argparse.ArgumentParser) -> None:
     add("--tile-size", type=int, metavar="PX", help="longest edge of a tile in picture pixels, 0 = planner's choice")
     add("--overlap", type=int, metavar="PX", help="overlap of blended tiles in picture pixels")
     add("--chunk-frames", type=int, metavar="N", help="output frames per chunk of a video, 0 = planner's choice")
+    add("--chunk-overlap", type=int, metavar="N", help="output frames that blended chunks of a video share")
     add("--seed", type=int, metavar="N", help="seed of decoders that add noise, -1 = torch's generator")
     add("--kernel-backend", choices=BACKENDS, default="auto", help="what convolutions run on where it takes them")
     add("--fp16-accumulation", action="store_true", help="allow kernels that add up in float16, which loses digits")
+    add("--cudnn", choices=SWITCHES, default="leave", help="cuDNN, on ROCm MIOpen, for the time of the decode")
     add("--threads", type=int, metavar="N", help="CPU threads, default torch's")
     add("--device", default="auto", metavar="NAME", help=DEVICE_HELP)
     add("--force", action="store_true", help="overwrite files that exist (`plan` writes none)")
@@ -38,13 +41,13 @@ def settings_from(args: argparse.Namespace) -> DecodeSettings:
     """The settings that the flags ask for. SettingsError if one is out of range."""
     from ...optim.settings import DecodeSettings
 
-    names = ("tile_size", "overlap", "chunk_frames", "seed")
+    names = ("tile_size", "overlap", "chunk_frames", "chunk_overlap", "seed")
     given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
-    if args.chunk_frames and args.chunk_frames > 0:  # no flag asks for an overlap in time, so none is too much
+    if args.chunk_overlap is None and args.chunk_frames and args.chunk_frames > 0:  # not asked for, so not too much
         given["chunk_overlap"] = min(DecodeSettings().chunk_overlap, args.chunk_frames // 2)
     return DecodeSettings(
         method=args.method, precision_mode=args.precision, plan=args.strategy, kernel_backend=args.kernel_backend,
-        fp16_accumulation=args.fp16_accumulation, **given,
+        fp16_accumulation=args.fp16_accumulation, cudnn=args.cudnn, **given,
     )  # fmt: skip
 
 

@@ -88,6 +88,8 @@ def test_json_is_one_record_per_line(halo: Run, vae: Path, latent_file: MakeLate
         (("--tile-size", "32"), "tile_size", 32),
         (("--overlap", "16"), "overlap", 16),
         (("--chunk-frames", "8"), "chunk_frames", 8),
+        (("--chunk-overlap", "3"), "chunk_overlap", 3),
+        (("--cudnn", "off"), "cudnn", "off"),
         (("--seed", "5"), "seed", 5),
     ],
 )
