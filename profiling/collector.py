@@ -12,14 +12,16 @@ from datetime import datetime, timezone
 
 from ..optim.errors import DecodeCancelled
 from ..optim.events import DecodeObserver, SilentObserver
+from .bandwidth import PROCESS_RATES
 from .clock import Clock, DeviceTimer, SystemClock, timer_for
-from .counting import PerOpRun, SummaryRun
+from .counting import SummaryRun
 from .environment import Environment, read_environment
 from .live import LiveState, StallLog
 from .memory import MemoryCounters, counters_for
 from .metrics import Metrics, MetricsTotals
+from .per_op import PerOpRun
 from .record import DecodeRecord, Identity, Level, Request
-from .run import Run, Tools
+from .run import Run, Tools, new_record_id
 from .tally import PROCESS_SHAPES, SeenShapes
 
 log = logging.getLogger("halo_vae")
@@ -31,10 +33,6 @@ _RUNS: dict[Level, type[Run]] = {"off": Run, "summary": SummaryRun, "per_op": Pe
 def utc_now() -> datetime:
     """The time of day, UTC."""
     return datetime.now(timezone.utc)
-
-
-def _unmeasured(device: str) -> int | None:
-    return None
 
 
 class Collector:
@@ -57,7 +55,8 @@ class Collector:
         environment: Callable[[str], Environment] = read_environment,
         utc_now: Callable[[], datetime] = utc_now,
         cpu_time_ns: Callable[[], int] = time.process_time_ns,
-        copy_bytes_per_s: Callable[[str], int | None] = _unmeasured,
+        copy_bytes_per_s: Callable[[str], int | None] = PROCESS_RATES.known,
+        new_id: Callable[[], str] = new_record_id,
         seen: SeenShapes = PROCESS_SHAPES,
         cancel_types: tuple[type[BaseException], ...] = CANCEL_TYPES,
         ring: int = 64,
@@ -71,6 +70,7 @@ class Collector:
         self._tools = Tools(
             clock=clock or SystemClock(), timer=timer, memory=memory, environment=environment, utc_now=utc_now,
             cpu_time_ns=cpu_time_ns, seen=seen, cancel_types=cancel_types, copy_bytes_per_s=copy_bytes_per_s,
+            new_id=new_id,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._ring: deque[DecodeRecord] = deque(maxlen=ring)

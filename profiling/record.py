@@ -30,6 +30,7 @@ from .parts import (
     TileUse,
     share,
 )
+from .trace_log import TraceLog
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -55,6 +56,7 @@ __all__ = [
     "StageRecord",
     "TileShape",
     "TileUse",
+    "TraceLog",
     "environment_id",
 ]
 
@@ -62,7 +64,7 @@ SCHEMA_VERSION = 1
 """Format of a record. History: 1 first version."""
 
 Level = Literal["off", "summary", "per_op"]
-"""How much is recorded: `off` keeps identity, plan, outcome and wall time, `per_op` adds one StageRecord per op."""
+"""How much is recorded: `off` keeps identity, plan, outcome and wall time, `per_op` adds ops one by one and a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class DecodeRecord:
     """The last plan; None when the decode ended before one was made."""
     phases: PhaseTimes | None
     stages: tuple[StageRecord, ...]
-    """Empty unless level is `per_op`."""
+    """Empty unless level is `per_op`; at most the first 2048 then."""
     memory: PeakBytes | None
     pool: PoolUse | None
     caches: tuple[CacheUse, ...] | None
@@ -117,6 +119,12 @@ class DecodeRecord:
     """Microjoules; None where the platform does not report energy."""
     n_boundaries: int | None = None
     """Chunk boundaries measured; None in records older than the count."""
+    record_id: str = ""
+    """32 hex digits, new for each decode; empty in records older than the field."""
+    n_stages: int | None = None
+    """Ops that ran to their end, those beyond the bound of `stages` included; None unless level is `per_op`."""
+    trace: TraceLog | None = None
+    """When ops, tiles and phases began, and memory over time; None unless level is `per_op`."""
 
     def __post_init__(self) -> None:
         """Check that the outcome is told consistently."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,11 @@ from .tally import BoundaryTally, SeenShapes
 _ERROR_LENGTH = 400
 
 
+def new_record_id() -> str:
+    """32 hex digits that no other record has."""
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What a recording measures with; tests pass fakes."""
@@ -32,6 +38,7 @@ class Tools:
     seen: SeenShapes
     cancel_types: tuple[type[BaseException], ...]
     copy_bytes_per_s: Callable[[str], int | None]
+    new_id: Callable[[], str] = new_record_id
 
 
 def status_of(exc: BaseException, cancel_types: tuple[type[BaseException], ...]) -> DecodeStatus:
@@ -64,6 +71,8 @@ class Run(SilentObserver):
         self.request = request
         self.record: DecodeRecord | None = None
         """The record, once the block has been left in any way."""
+        self.record_id = ""
+        """The record's id, from when the recording begins."""
         self._tools = tools
         self._next = forward
         self._plan: PlanSummary | None = None
@@ -107,6 +116,7 @@ class Run(SilentObserver):
     def begin(self) -> None:
         """Wait for the device, then start the clock."""
         tools = self._tools
+        self.record_id = tools.new_id()
         self._timer = tools.timer(self.identity.device)
         self._started_at = tools.utc_now().isoformat(timespec="milliseconds")
         self._before()
@@ -184,6 +194,7 @@ class Run(SilentObserver):
             cpu_time_ns=None,
             copy_bytes_per_s=self._tools.copy_bytes_per_s(self.identity.device),
             energy_uj=None,
+            record_id=self.record_id,
         )
 
     def mark(self, phase: Phase) -> None:

@@ -49,6 +49,9 @@ CONV = ConvShape(input=(1, 4, 66, 66), weight=(8, 4, 3, 3), dtype="float32", lay
 FALLBACK = Fallback(kind="non_finite", where="decoder.conv_in", given="float16", used="float32", reason="inf")
 
 
+RECORD_ID = "00112233445566778899aabbccddeeff"
+
+
 class FakeClock:
     """Stands still until it is moved."""
 
@@ -149,6 +152,7 @@ def make_collector(level: Any = "summary", *, clock: FakeClock | None = None, **
         "utc_now": lambda: datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=timezone.utc),
         "cpu_time_ns": CpuTime(),
         "seen": SeenShapes(),
+        "new_id": lambda: RECORD_ID,
     }
     return Collector(level, **(plain | given))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,14 @@ from halo_vae.profiling.record import (
     PeakReading,
     environment_id,
 )
+from halo_vae.profiling.run import new_record_id
 from halo_vae.tests.profiling.fakes import (
     ENVIRONMENT,
     IDENTITY,
     ON_GPU,
     PLAN,
     PREDICTED,
+    RECORD_ID,
     REQUEST,
     SECOND,
     CpuTime,
@@ -77,6 +80,23 @@ def test_json_carries_version_and_environment() -> None:
 def test_contradicting_outcomes_are_refused(status: DecodeStatus, error: str | None, shape: Any) -> None:
     with pytest.raises(ValueError, match=f"status {status.value} contradicts"):
         replace(busy_record(), status=status, error=error, image_shape=shape)
+
+
+def test_every_level_has_an_id_and_older_lines_none() -> None:
+    for level in ("off", "summary", "per_op"):
+        assert record_events(make_collector(level), busy_events).record_id == RECORD_ID
+    line = busy_record().to_json()
+    assert line.pop("record_id") == RECORD_ID
+    assert DecodeRecord.from_json(line) == replace(busy_record(), record_id="")
+
+
+def test_ids_are_new_for_each_decode_and_known_when_it_begins() -> None:
+    collector, seen = make_collector(new_id=new_record_id), []
+    for _ in range(3):
+        record = record_events(collector, lambda run: seen.append(run.record_id))
+        assert record.record_id == seen[-1]
+    assert len(set(seen)) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", record_id) for record_id in seen)
 
 
 def test_lines_older_than_video_are_read() -> None:
