@@ -168,9 +168,10 @@ class HostTimeline:
 class EventTimeline:
     """Phases by events on the device's queue, read when the device has passed them."""
 
-    def __init__(self, timer: DeviceTimer) -> None:
-        """The first phase is `other`, from now."""
+    def __init__(self, timer: DeviceTimer, tell: Callable[[Phase, int], None] | None = None) -> None:
+        """The first phase is `other`, from now. `tell` hears of each stretch of a phase in order, with its ns."""
         self._timer = timer
+        self._tell = tell
         self._spent = dict.fromkeys(PHASES, 0)
         self._pending: list[tuple[Phase, Any]] = [("other", timer.event())]
 
@@ -192,7 +193,10 @@ class EventTimeline:
 
     def _fold(self, n: int) -> None:
         for (phase, start), (_, end) in zip(self._pending[:n], self._pending[1 : n + 1], strict=True):
-            self._spent[phase] += self._timer.elapsed_ns(start, end)
+            ns = self._timer.elapsed_ns(start, end)
+            self._spent[phase] += ns
+            if self._tell is not None:
+                self._tell(phase, ns)
             self._timer.recycle(start)
         del self._pending[:n]
 

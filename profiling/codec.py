@@ -6,6 +6,7 @@ import enum
 import functools
 import math
 import types
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (tuple, list)):
-        return [encode(v) for v in value]
+        # columns of many thousand whole numbers are common, and need no look at each number's type hints
+        return list(value) if _all_int(value) else [encode(v) for v in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     raise ValueError(f"a {type(value).__name__} cannot be written as JSON; records hold numbers, text and tuples")
@@ -67,6 +69,8 @@ def _decode_tuple(args: tuple[Any, ...], value: Any, where: str) -> Any:
     if not isinstance(value, list):
         raise ValueError(f"{where} is {value!r}; a list is needed")
     if len(args) == 2 and args[1] is Ellipsis:
+        if args[0] is int and _all_int(value):
+            return tuple(value)
         return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if len(value) != len(args):
         raise ValueError(f"{where} has {len(value)} items; {len(args)} are needed")
@@ -97,6 +101,11 @@ def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
     elif isinstance(value, kind):
         return value
     raise ValueError(f"{where} is {value!r}; {kind.__name__} is needed")
+
+
+def _all_int(values: Sequence[Any]) -> bool:
+    """True for plain whole numbers alone: bool and IntEnum are others."""
+    return all(type(v) is int for v in values)
 
 
 @functools.cache

@@ -1,12 +1,11 @@
-"""Recordings that count: level `summary`, and `per_op` with one record per op."""
+"""Recordings that count: level `summary`; per_op.py adds to it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..optim.events import CacheName, ConvShape, Fallback, OpReport, Phase, PlanSummary
-from .clock import EventTimeline, HostTimeline, Timeline
+from .clock import DeviceTimer, EventTimeline, HostTimeline, Timeline
 from .live import ChunkPosition, LiveState, OpPosition, TilePosition, stage_of
 from .memory import PeakWatch
 from .parts import BatchUse, PassRecord, PeakBytes, PoolUse, PrefetchUse, StageRecord
@@ -48,7 +47,10 @@ class SummaryRun(Run):
         self._event_ns = self._start_ns
         self._timeline = HostTimeline(self._start_ns)
         if self._timer is not None and self._timer.has_events:
-            self._timeline = EventTimeline(self._timer)
+            self._timeline = self._event_timeline(self._timer)
+
+    def _event_timeline(self, timer: DeviceTimer) -> EventTimeline:
+        return EventTimeline(timer)
 
     def _closing(self) -> None:
         if self._timer is not None:
@@ -257,57 +259,3 @@ class SummaryRun(Run):
         # An opaque decoder reports no convolution; the shapes it is called with decide which it requests.
         seen, key = self._tools.seen, (self.identity.device, self.identity.vae_hash)
         return any([seen.add((key, tile)) for tile in self._tiles.keys()])  # noqa: SIM118, C419 (add all)
-
-
-class PerOpRun(SummaryRun):
-    """Level `per_op`: also times every op and reads the memory level at its end."""
-
-    level: Level = "per_op"
-
-    def _before(self) -> None:
-        super()._before()
-        self._open_ops: dict[str, tuple[int, Any]] = {}
-        self._finished: list[tuple[OpReport, int, int, Any, Any, int | None]] = []
-
-    def op_started(self, index: int, n_ops: int, name: str, n_tiles: int) -> None:
-        """See DecodeObserver."""
-        super().op_started(index, n_ops, name, n_tiles)
-        self._open_ops[name] = (self._event_ns, self._event())
-
-    def op_done(self, report: OpReport) -> None:
-        """See DecodeObserver."""
-        super().op_done(report)
-        opened = self._open_ops.pop(report.name, None)
-        if opened is None:
-            return
-        start_ns, start = opened
-        end_ns, end = self._now(), self._event()
-        counter = self._counters.allocated or self._counters.process
-        level = None if counter is None else counter.now_bytes()
-        self._open_ops[report.name] = (end_ns, end)  # one op may report once per dtype
-        self._finished.append((report, start_ns, end_ns, start, end, level))
-
-    def _event(self) -> Any:
-        return self._timer.event() if self._timer is not None and self._timer.has_events else None
-
-    def _stages(self) -> tuple[StageRecord, ...]:
-        return tuple(
-            StageRecord(
-                op=report.name,
-                kind=report.kind,
-                n_tiles=report.n_tiles,
-                start_ns=start_ns - self._start_ns,
-                host_ns=end_ns - start_ns,
-                device_ns=self._device_ns(start, end),
-                macs=report.macs,
-                dtype=report.dtype,
-                backend=report.backend,
-                memory_bytes=level,
-            )
-            for report, start_ns, end_ns, start, end, level in self._finished
-        )
-
-    def _device_ns(self, start: Any, end: Any) -> int | None:
-        if self._timer is None or start is None or end is None or not self._idle:
-            return None
-        return self._timer.elapsed_ns(start, end)

@@ -106,6 +106,8 @@ class StageRecord:
     backend: str
     memory_bytes: int | None
     """Level at the op's end: torch's allocated bytes on a GPU, resident set of the process on a CPU."""
+    device_start_ns: int | None = None
+    """When the device's queue came to it, since the decode's first event; None without events (CPU)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

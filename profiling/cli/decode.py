@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .clips import ClipFiles, ClipTargets, clip_targets
 from .command import CommandError, ExitCode
+from .extras import NO_EXTRAS, Extras, add_profile_flags, check_extras, extras_of
 from .inputs import SUFFIXES
 from .movies import check_movie_format, read_fps
 from .options import add_decode_flags
@@ -44,6 +45,7 @@ class DecodeCommand:
         add("--format", choices=FORMATS, default="png", help="npy keeps float32 in 0-1; mp4 and webm are for videos")
         add("--fps", metavar="N", help="frames per second of mp4 and webm, default 24, with Wan 2.1's VAE 16")
         add("--json", action="store_true", help="one record per line on stdout, the log on stderr")
+        add_profile_flags(parser)
         add_decode_flags(parser)
 
     def run(self, args: argparse.Namespace) -> ExitCode:
@@ -55,13 +57,15 @@ class DecodeCommand:
             check_movie_format(args.format)
         elif args.fps is not None:
             raise CommandError("--fps goes with --format mp4 or webm; other files have no frame rate")
+        check_extras(args)
         session = open_session(args, args.vae)
         jobs = [prepare_job(session, path, args.output, args.format, args.fps) for path in args.latents]
-        check_targets([t for job in jobs for t in job.targets], force=args.force)
+        extras = [extras_of(args, path.stem) for path in args.latents]
+        check_targets([t for files in (*jobs, *extras) for t in files.paths], force=args.force)
         prepare_folder(args.output)
-        for job in jobs:
-            record = run_job(session, job, args.format, force=args.force)
-            report_job(job, record, as_json=args.json)
+        for job, beside in zip(jobs, extras, strict=True):
+            record = run_job(session, job, args.format, beside, force=args.force)
+            report_job(job, record, beside, as_json=args.json)
         return ExitCode.OK
 
 
@@ -76,6 +80,11 @@ class Job:
     """One file per picture, frame or clip."""
     clips: ClipTargets | None = None
     """The same by clip, where clips are decoded."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files."""
+        return self.targets
 
 
 def prepare_job(session: Session, source: Path, folder: Path, fmt: Format, fps: str | None = None) -> Job:
@@ -93,8 +102,21 @@ def prepare_job(session: Session, source: Path, folder: Path, fmt: Format, fps: 
     return Job(source=source, latent=latent, targets=target_paths(folder, source.stem, latent.shape[0], fmt))
 
 
-def run_job(session: Session, job: Job, fmt: Format, *, force: bool = False) -> DecodeRecord:
-    """Decode one latent and write its pictures; the frames of clips as they finish."""
+def run_job(
+    session: Session, job: Job, fmt: Format, beside: Extras = NO_EXTRAS, *, force: bool = False
+) -> DecodeRecord:
+    """Decode one latent and write its pictures and what goes beside them, of a decode that failed the latter only."""
+    before = session.last_record()
+    try:
+        return _run_job(session, job, fmt, force=force)
+    finally:
+        record = session.last_record()
+        if record is not None and record is not before:
+            beside.write(record)
+
+
+def _run_job(session: Session, job: Job, fmt: Format, *, force: bool) -> DecodeRecord:
+    """The pictures; the frames of clips as they finish."""
     if job.clips is not None:
         with ClipFiles(job.clips, force=force) as files:
             return session.decode_frames(job.latent, files.take, label=job.source.stem)
@@ -103,7 +125,7 @@ def run_job(session: Session, job: Job, fmt: Format, *, force: bool = False) -> 
     return record
 
 
-def report_job(job: Job, record: DecodeRecord, *, as_json: bool) -> None:
+def report_job(job: Job, record: DecodeRecord, beside: Extras = NO_EXTRAS, *, as_json: bool) -> None:
     """What was written. On stdout the record as JSON, or the names of the files; the rest on stderr."""
     from ..render.text import render_line
     from .session import emit_json
@@ -111,5 +133,5 @@ def report_job(job: Job, record: DecodeRecord, *, as_json: bool) -> None:
     sys.stderr.write(f"{job.source.name}: {render_line(record)}\n")
     if as_json:
         emit_json(record.to_json())
-    for path in job.targets:
+    for path in (*job.targets, *(p for p in beside.paths if p.exists())):
         (sys.stderr if as_json else sys.stdout).write(f"{path}\n")

@@ -28,12 +28,14 @@ from ...optim.video.frames import output_frames
 from ...optim.video.latents import as_clips
 from ...optim.video.ops import is_video
 from ...optim.weights import FileWeights
+from ..bandwidth import PROCESS_RATES
 from ..collector import Collector
 from ..record import DecodeRecord
 from ..recorded import OnFrames, decode_frames_recorded, decode_recorded, identity_of, record_call
 from ..store import HistoryStore, StoreError
 from .blended import opaque_of, plan_tile
 from .command import CommandError
+from .extras import level_of
 from .inputs import read_latent
 from .options import apply_threads, choose_device, settings_from
 from .plan_ops import PlannedOp, planned_ops
@@ -63,6 +65,10 @@ class Session:
     collector: Collector
     store: HistoryStore | None
     """None where there is no place for a history."""
+
+    def last_record(self) -> DecodeRecord | None:
+        """The record of the last decode, a failed one included."""
+        return next(reversed(self.collector.records()), None)
 
     @property
     def is_video(self) -> bool:
@@ -148,11 +154,13 @@ def check_shape(shape: tuple[int, ...], program: Program) -> None:
 
 def open_session(args: argparse.Namespace, vae: Path) -> Session:
     """Check the flags and open the decoder. SettingsError, WeightsError, CommandError."""
-    settings = settings_from(args)
+    settings, level = settings_from(args), level_of(args)
     apply_threads(args)
     decoder = open_vae(vae, choose_device(args))
-    engine, store = Engine(tuning=_open_tuning()), _open_history()
-    return Session(engine=engine, decoder=decoder, settings=settings, collector=Collector(), store=store)
+    engine, store, collector = Engine(tuning=_open_tuning()), _open_history(), Collector(level)
+    if level == "per_op":  # whoever asks for more is told how far the decode is from a plain copy's speed
+        PROCESS_RATES.measure(str(decoder.device))
+    return Session(engine=engine, decoder=decoder, settings=settings, collector=collector, store=store)
 
 
 def open_vae(vae: Path, device: str) -> Decoder:
