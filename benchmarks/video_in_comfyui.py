@@ -227,10 +227,17 @@ def run_comparison(args: argparse.Namespace, case: VideoCase) -> Comparison:
 
     decoded, times, doubts = compare(case)
     gc.collect()
-    peaks = {side: measure_peaks(args, case, side) for side in SIDES}
+    peaks: dict[str, tuple[int, ...]] = {}
+    lost: list[str] = []
+    for side in SIDES:
+        try:
+            peaks[side] = measure_peaks(args, case, side)
+        except VideoBenchError as error:  # the times took long, and are worth keeping
+            peaks[side] = ()
+            lost.append(str(error))
     return Comparison(
         case=case, decoded=decoded, times=times, peaks_bytes=peaks,
-        doubts=(*doubts, *memory_doubts(peaks), *clip_doubts(decoded)),
+        doubts=(*doubts, *lost, *memory_doubts(peaks), *clip_doubts(decoded)),
     )  # fmt: skip
 
 
@@ -256,8 +263,8 @@ def run_flat(args: argparse.Namespace, case: VideoCase) -> list[Flatness]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare and print. 0 when done, 2 where something cannot be compared."""
-    args = parse_arguments(argv)
+    """Compare and print. 0 when done, 1 where memory could not be measured, 2 where nothing can be compared."""
+    args, code = parse_arguments(argv), 0
     start(args.checkout)
     from halo_vae.benchmarks.video_report import render_comparison, render_flatness
 
@@ -271,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text, facts = render_flatness(case, flat), {"case": asdict(case), "flat": [asdict(f) for f in flat]}
         else:
             found = run_comparison(args, case)
+            code = 1 if case.processes and not all(found.peaks_bytes.values()) else 0
             text, facts = render_comparison(found), {**asdict(found), "bars": found.bars}
     except (VideoBenchError, ImportError) as error:  # an older host may lack a module
         print(f"video_in_comfyui.py: {error}", file=sys.stderr)
@@ -278,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if args.json is not None:
         args.json.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **facts}, indent=1) + "\n", "utf-8")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -148,14 +148,17 @@ def test_peaks_come_from_fresh_processes(host: PlainHost, monkeypatch: pytest.Mo
     assert all(env[video_in_comfyui.WAIT_POLICY] == "passive" for _, env in started)
 
 
-def test_failed_process_is_told(
+def test_failed_process_is_told_and_the_times_are_kept(
     host: PlainHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nMemoryError: no room")
     monkeypatch.setattr(video_in_comfyui.subprocess, "run", lambda *_, **__: failed)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert video_in_comfyui.main(command("--processes", "1")) == 2
-    assert "the memory of host failed: MemoryError: no room" in capsys.readouterr().err
+    assert video_in_comfyui.main(command("--processes", "1")) == 1
+    text = capsys.readouterr().out
+    assert "- doubt: measuring the memory of host failed: MemoryError: no room" in text
+    assert "- ours at 1 thread(s): " in text
+    assert "| peak memory | n/a | n/a | n/a |" in text
 
 
 def test_child_prints_its_peak(
