@@ -15,6 +15,7 @@ from ..optim.events import PlanSummary
 from ..optim.opaque import OpaqueDecoder, fit_latent
 from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
+from ..profiling.bandwidth import PROCESS_RATES
 from ..profiling.doctor import diagnose
 from ..profiling.doctor_read import read_facts
 from ..profiling.environment import read_environment
@@ -24,7 +25,7 @@ from ..profiling.render.doctor import warning_rows
 from ..profiling.render.sections import Row, Section, built_with, chunks_row, device_note, metrics_sections
 from ..profiling.render.text import render_line, render_sections
 from ..profiling.render.tuning import tuning_section
-from ..profiling.render.units import NA, format_bytes, format_count, format_shape
+from ..profiling.render.units import NA, format_bytes, format_count, format_rate, format_shape
 from ..profiling.store import StoreError
 from ..profiling.usage import suggest, usage_of
 from .advice import advise
@@ -68,6 +69,8 @@ def _device(session: Session, device: torch.device) -> Section:
         Row(label="memory for a decode", value=format_bytes(profile.budget_bytes), note=profile.memory_choice.reason),
         Row(label="kept between decodes", value=format_bytes(session.held_bytes()), note="pool and repacked weights"),
         Row(label="fast dtypes", value=", ".join(profile.native_dtypes), note=profile.reasons.precision),
+        Row(label="plain copy", value=format_rate(PROCESS_RATES.measure(str(device))),
+            note="read and written; what decodes of this process are held against"),
         Row(label="default plan", value=profile.strategy, note=profile.reasons.strategy),
         Row(label="default layout", value=profile.layout, note=profile.reasons.layout),
         Row(label="pictures per pass", value=f"at most {profile.batch_cap}", note=profile.reasons.batch_cap),

@@ -43,8 +43,8 @@ class CopyRates:
     def measure(self, device: str) -> int | None:
         """The rate of a device, measured now unless it is known. None where there was no memory for the two buffers.
 
-        A fraction of a second and 128 MiB on the device, given back afterwards. On a CPU it is the rate of torch's
-        threads as they are set now.
+        A fraction of a second and 128 MiB on the device, which go back to torch afterwards. On a CPU it is the rate of
+        torch's threads as they are set now.
         """
         key = _key(device)
         with self._lock:

@@ -76,7 +76,7 @@ def _names(record: DecodeRecord, shown: set[int]) -> Iterator[Event]:
             yield _metadata("thread_sort_index", tid, sort_index=tid)
 
 
-def _metadata(name: str, tid: int, **args: Any) -> Event:
+def _metadata(name: str, tid: int, /, **args: Any) -> Event:
     return {"ph": "M", "name": name, "pid": PID, "tid": tid, "ts": 0, "args": args}
 
 
@@ -109,9 +109,8 @@ def _listed_ops(record: DecodeRecord) -> Iterator[Event]:
     for stage in record.stages:
         start = min(max(free_ns, stage.start_ns), record.wall_ns)
         free_ns = min(max(start, stage.start_ns + stage.host_ns), record.wall_ns)
-        yield _slice(
-            Slice(name=stage.op, kind="op", start_ns=start, end_ns=free_ns, args=op_args(stage)), DECODE
-        )  # fmt: skip
+        if free_ns > start:
+            yield _slice(Slice(name=stage.op, kind="op", start_ns=start, end_ns=free_ns, args=op_args(stage)), DECODE)
 
 
 def _device_events(record: DecodeRecord) -> Iterator[Event]:
@@ -120,15 +119,17 @@ def _device_events(record: DecodeRecord) -> Iterator[Event]:
     for stage in record.stages:
         if stage.device_start_ns is None or stage.device_ns is None:
             continue
-        # events give microseconds as float32: neighbours may overlap by the rounding
-        start, end = max(free_ns, stage.device_start_ns), stage.device_start_ns + stage.device_ns
-        free_ns = max(start, end)
-        yield _slice(Slice(name=stage.op, kind="op", start_ns=start, end_ns=free_ns, args={}), DEVICE_OPS)
+        # events give milliseconds as float32: neighbours may overlap by the rounding
+        start = max(free_ns, stage.device_start_ns)
+        free_ns = max(start, stage.device_start_ns + stage.device_ns)
+        if free_ns > start:
+            yield _slice(Slice(name=stage.op, kind="op", start_ns=start, end_ns=free_ns), DEVICE_OPS)
     if record.trace is None:
         return
     at_ns = 0
     for phase, ns in zip(record.trace.device_phases, record.trace.device_ns, strict=True):
-        yield _slice(Slice(name=PHASES[phase], kind="phase", start_ns=at_ns, end_ns=at_ns + ns), DEVICE_PHASES)
+        if ns:
+            yield _slice(Slice(name=PHASES[phase], kind="phase", start_ns=at_ns, end_ns=at_ns + ns), DEVICE_PHASES)
         at_ns += ns
 
 

@@ -42,7 +42,8 @@ def lay_out(record: DecodeRecord, log: TraceLog) -> tuple[list[Slice], list[Inst
     """What the log tells, parents before their children. Slices are properly nested and end with the decode at latest.
 
     A phase runs until the next one is marked; where an op or a tile begins or ends meanwhile, it is cut there, so that
-    the slices of a phase add up to its time. A phase, tile or op that recording broke off ends there.
+    the slices of a phase add up to its time. A phase, tile or op that recording broke off ends there. What took no time
+    is left out: viewers could not tell what lies inside what.
     """
     layout = _Layout(record, log)
     now = 0
@@ -50,8 +51,9 @@ def lay_out(record: DecodeRecord, log: TraceLog) -> tuple[list[Slice], list[Inst
         now = min(now + after_ns, record.wall_ns)
         layout.event(kind, value, now)
     layout.close_op(record.wall_ns)
-    layout.slices.sort(key=lambda s: (s.start_ns, -s.end_ns, _DEPTH[s.kind]))
-    return layout.slices, layout.instants
+    shown = [s for s in layout.slices if s.end_ns > s.start_ns]
+    shown.sort(key=lambda s: (s.start_ns, -s.end_ns, _DEPTH[s.kind]))
+    return shown, layout.instants
 
 
 _DEPTH: dict[SliceKind, int] = {"decode": 0, "op": 1, "tile": 2, "phase": 3, "total": 3}
@@ -124,7 +126,7 @@ class _Layout:
 
     def _close_phase(self, now: int) -> None:
         """Up to here; the phase goes on where nothing else is marked."""
-        if self._phase is not None and now > self._phase_ns:
+        if self._phase is not None:
             name = PHASES[self._phase]
             self.slices.append(Slice(name=name, kind="phase", start_ns=self._phase_ns, end_ns=now))
         self._phase_ns = now

@@ -61,7 +61,8 @@ class DecodeCommand:
         session = open_session(args, args.vae)
         jobs = [prepare_job(session, path, args.output, args.format, args.fps) for path in args.latents]
         extras = [extras_of(args, path.stem) for path in args.latents]
-        check_targets([t for files in (*jobs, *extras) for t in files.paths], force=args.force)
+        targets = [*(t for job in jobs for t in job.targets), *(t for beside in extras for t in beside.paths)]
+        check_targets(targets, force=args.force)
         prepare_folder(args.output)
         for job, beside in zip(jobs, extras, strict=True):
             record = run_job(session, job, args.format, beside, force=args.force)
@@ -80,11 +81,6 @@ class Job:
     """One file per picture, frame or clip."""
     clips: ClipTargets | None = None
     """The same by clip, where clips are decoded."""
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files."""
-        return self.targets
 
 
 def prepare_job(session: Session, source: Path, folder: Path, fmt: Format, fps: str | None = None) -> Job:

@@ -318,10 +318,14 @@ def _slowest(record: DecodeRecord) -> Section:
         spent[stage.op] = spent.get(stage.op, 0) + (stage.host_ns if stage.device_ns is None else stage.device_ns)
     total = sum(spent.values())
     top = sorted(spent.items(), key=lambda item: -item[1])[:_SHOWN]
-    rows = (
+    rows = [
         Row(label=op, value=format_ns(ns), share=share(ns, total), note=format_share(share(ns, total)))
         for op, ns in top
-    )
+    ]
+    if (n := record.n_stages) is not None and n > len(record.stages):
+        rows.append(
+            Row(label="", value=f"of the first {format_count(len(record.stages))} of {format_count(n, 'op run')}")
+        )
     return Section(title="Slowest ops", rows=tuple(rows))
 
 

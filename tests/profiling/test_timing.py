@@ -5,6 +5,7 @@ from typing import Any
 from halo_vae.profiling.memory import MemoryCounters
 from halo_vae.profiling.parts import PassRecord
 from halo_vae.profiling.record import DecodeRecord
+from halo_vae.profiling.render.text import render_record
 from halo_vae.tests.profiling.fakes import (
     GIB,
     IDENTITY,
@@ -121,6 +122,7 @@ def test_st_2_without_reset_the_peak_is_since_process_start() -> None:
     assert (risen.peak_bytes, risen.above_start_bytes) == (13 * GIB, 10 * GIB)  # it rose, so it is this run's
     assert later.since_process_start
     assert (later.peak_bytes, later.above_start_bytes) == (13 * GIB, None)  # an earlier run's
+    assert "peak since process start" in render_record(collector.records()[-1])
 
 
 def test_passes_are_timed_from_their_first_op_and_show_whether_batching_pays() -> None:
