@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -14,13 +13,13 @@ from ..optim.events import DecodeObserver
 from ..optim.packing import dtype_name
 from ..optim.program import Program
 from ..optim.settings import DecodeSettings
+from .append_log import append_or_warn
 from .collector import Collector
 from .live import watching
 from .record import DecodeRecord, Identity, Request
 from .run import Run
-from .store import HistoryStore, StoreError
+from .store import HistoryStore
 
-log = logging.getLogger("halo_vae")
 Finish = Callable[[Tensor], Tensor]
 OnFrames = Callable[[int, Tensor], None]
 """Told the index of the first of some frames, counted over all clips, and the frames [n, H, W, C] themselves, whose
@@ -131,7 +130,7 @@ def record_call(
     """Run any decode that reports to an observer and returns a picture [B, H, W, C]; give both picture and record.
 
     An exception passes unchanged; its record is then the collector's last. With `store`, the record is appended to
-    the history in either case; a history that cannot be written is a warning in the log, never a lost picture.
+    the history in either case; a history that cannot be written is one warning in the log, never a lost picture.
     While it runs, a decode that reports nothing for ten seconds is named in the log, except at level `off`.
     """
 
@@ -309,13 +308,3 @@ def _decode(
     return engine.decode(
         decoder, latent, settings, observer=observer, finish=finish, out_dtype=out_dtype, out_device=out_device
     )
-
-
-def append_or_warn(store: HistoryStore, record: DecodeRecord) -> bool:
-    """Append a record to the history; where that fails, log why and return False."""
-    try:
-        store.append(record)
-    except StoreError as error:
-        log.warning("the decode was not added to the history: %s", error)
-        return False
-    return True
