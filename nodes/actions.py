@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from ..optim.settings import DecodeSettings, Method, PrecisionMode
 from ..optim.tune import TuneOptions
 from ..profiling.record import DecodeRecord
 from ..profiling.render.text import render_record
+from ..profiling.render.units import byte_units
 from .monitor import render_monitor
 from .session import Decoded, Session
 from .stock import TiledOptions
 from .tuning import tune_vae
 
 
+class Decodes(Protocol):
+    """A session, or one as a node uses it."""
+
+    def decode(
+        self, samples: Mapping[str, Any], vae: Any, settings: DecodeSettings, tiled: TiledOptions | None = None
+    ) -> Decoded:
+        """See Session.decode."""
+
+
 def decode(
-    session: Session,
+    session: Decodes,
     samples: Mapping[str, Any],
     vae: Any,
     method: str = "auto",
@@ -41,7 +51,7 @@ def decode(
 
 
 def decode_tiled(
-    session: Session,
+    session: Decodes,
     samples: Mapping[str, Any],
     vae: Any,
     tile_size: int = 512,
@@ -71,7 +81,7 @@ def decode_tiled(
 
 
 def decode_video(
-    session: Session,
+    session: Decodes,
     samples: Mapping[str, Any],
     vae: Any,
     method: str = "auto",
@@ -102,12 +112,14 @@ def show_stats(session: Session, stats: DecodeRecord) -> str:
     """The node HaloVAEStats. ValueError for a value that is no record."""
     if not isinstance(stats, DecodeRecord):
         raise ValueError(f"stats is a {type(stats).__name__}; connect the STATS output of a Halo VAE decode node")
-    return render_record(stats)
+    with byte_units(session.settings.read().units):
+        return render_record(stats)
 
 
 def monitor(session: Session, vae: Any = None, samples: Mapping[str, Any] | None = None) -> str:
     """The node HaloVAEMonitor."""
-    return render_monitor(session, vae, samples)
+    with byte_units(session.settings.read().units):
+        return render_monitor(session, vae, samples)
 
 
 def tune(

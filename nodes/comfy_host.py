@@ -5,8 +5,14 @@ What newer versions add is used where it is there and left out where it is not.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Hashable
+import json
+import logging
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import comfy.model_management as management
@@ -15,14 +21,20 @@ import comfy.ops
 import comfy.utils
 import torch
 from comfy_api.latest import ComfyExtension, io, ui
+from comfy_execution.utils import get_executing_context
 from torch import Tensor, nn
 
 from ..optim.weights import WeightSource
 from .host import ShowProgress
 from .module_weights import ModuleWeights
+from .panel_data import Panel
+from .routes import MAX_BODY_BYTES, ROUTES, Asked, Route, answer
+from .session import Session
 from .specs import CATEGORY, Link, NodeSpec, Socket, Widget
 
-__all__ = ["ComfyExtension", "ComfyHost", "io", "panel", "schema_of"]
+__all__ = ["ComfyExtension", "ComfyHost", "add_routes", "io", "node_of", "panel", "schema_of"]
+
+log = logging.getLogger("halo_vae")
 
 _QUANTIZED: Any = getattr(comfy.ops, "QuantizedTensor", ())
 _SOCKETS: dict[str, Any] = {"LATENT": io.Latent, "VAE": io.Vae, "IMAGE": io.Image, "STRING": io.String, "INT": io.Int}
@@ -42,13 +54,21 @@ def schema_of(spec: NodeSpec) -> Any:
         description=spec.description,
         inputs=[*map(_link, spec.links), *map(_widget, spec.widgets)],
         outputs=[*map(_socket, spec.outputs)],
+        hidden=[io.Hidden.unique_id],
         is_output_node=spec.is_output,
     )
 
 
-def panel(*results: Any, text: str) -> Any:
-    """A node's results, with a text for ComfyUI's own preview."""
-    return io.NodeOutput(*results, ui=ui.PreviewText(text))
+def panel(*results: Any, text: str, data: Panel | None = None) -> Any:
+    """A node's results, with a text for ComfyUI's own preview and data for our panel."""
+    shown: dict[str, Any] = dict(ui.PreviewText(text).as_dict())
+    return io.NodeOutput(*results, ui=shown if data is None else {**shown, "halo_vae": [data]})
+
+
+def node_of(cls: Any) -> str | None:
+    """The id of the node that runs as the class `cls`; None where it is called from a script."""
+    found = getattr(getattr(cls, "hidden", None), "unique_id", None)
+    return None if found is None else str(found)
 
 
 def _made(make: Callable[..., Any], newer: dict[str, Any], **given: Any) -> Any:
@@ -92,6 +112,7 @@ class ComfyHost:
         self.name = f"ComfyUI {_version()}"
         self.cancel_types: tuple[type[BaseException], ...] = (management.InterruptProcessingException,)
         self._lent: _LentMemory | None = None
+        self._settings = _SettingsFile()
 
     def weights(self, vae: Any) -> WeightSource:
         """See Host."""
@@ -131,6 +152,11 @@ class ComfyHost:
         management.free_memory(management.get_free_memory(device) + needed_bytes, device)
         management.soft_empty_cache()
 
+    def main_device(self) -> torch.device:
+        """See Host."""
+        device: torch.device = management.get_torch_device()
+        return device
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """See Host. float32 on versions without a choice."""
         ask = getattr(vae, "vae_output_dtype", None)
@@ -146,11 +172,68 @@ class ComfyHost:
         bar = comfy.utils.ProgressBar(total)
         return lambda done, total: bar.update_absolute(done, total)
 
+    def prompt_id(self) -> str | None:
+        """See Host."""
+        context = get_executing_context()
+        found = getattr(context, "prompt_id", None) or getattr(_server(), "last_prompt_id", None)
+        return None if found is None else str(found)
+
+    def send(self, event: str, data: Mapping[str, Any]) -> None:
+        """See Host. To the client that queued the prompt, as ComfyUI's own progress goes; from any thread."""
+        server = _server()
+        if server is not None:
+            server.send_sync(event, dict(data), server.client_id)
+
+    def user_settings(self) -> Mapping[str, Any]:
+        """See Host."""
+        return self._settings.read()
+
     def lend(
         self, held_bytes: Callable[[], int], device: Callable[[], torch.device], release: Callable[[], None]
     ) -> None:
         """See Host. Made known to ComfyUI as a model of its own at the first load."""
         self._lent = _LentMemory(held_bytes, device, release)
+
+
+class _AnyUser:
+    """A request by no user in particular: ComfyUI takes it for the one user it has, unless it has several."""
+
+    headers: Mapping[str, str] = {}
+
+
+class _SettingsFile:
+    """ComfyUI's settings file of the user, read again when it has changed.
+
+    Which of several users queued a prompt cannot be told here, so with --multi-user there are no settings.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[Path, int, int] | None = None
+        self._values: Mapping[str, Any] = {}
+
+    def read(self) -> Mapping[str, Any]:
+        """The settings by id. ValueError for a file that is damaged, OSError for one that cannot be read."""
+        manager = getattr(_server(), "user_manager", None)
+        if manager is None:
+            return {}
+        try:
+            found = manager.get_request_user_filepath(_AnyUser(), "comfy.settings.json", create_dir=False)
+        except KeyError:  # no such user
+            return {}
+        if found is None:
+            return {}
+        path = Path(found)
+        try:
+            now = path.stat()
+        except FileNotFoundError:
+            return {}
+        state = (path, now.st_mtime_ns, now.st_size)
+        if state != self._state:
+            values = json.loads(path.read_text("utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError("the settings file holds no JSON object")
+            self._values, self._state = values, state
+        return self._values
 
 
 class HaloVaePool(nn.Module):
@@ -230,3 +313,53 @@ def _version() -> str:
     except ImportError:
         return "of an unknown version"
     return str(__version__)
+
+
+# -- server
+
+
+def _server() -> Any:
+    """ComfyUI's server; None in a script, which has not imported it."""
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+
+
+def add_routes(session: Callable[[], Session]) -> None:
+    """Have ComfyUI's server answer our addresses. Without a server, or a second time, it only says so in the log."""
+    server = _server()
+    if server is None:
+        log.debug("Halo VAE: there is no server here, so there are no pages")
+        return
+    taken = {(getattr(r, "method", ""), getattr(r, "path", "")) for r in server.routes}
+    if any((route.method, route.path) in taken for route in ROUTES):
+        log.warning("Halo VAE is loaded twice; its pages are answered by the copy that came first. Remove one of them.")
+        return
+    workers = ThreadPoolExecutor(2, thread_name_prefix="halo_vae-http")
+    for route in ROUTES:
+        server.routes.route(route.method, route.path)(_handler(route, session, workers))
+
+
+def _handler(route: Route, session: Callable[[], Session], workers: ThreadPoolExecutor) -> Callable[[Any], Any]:
+    """The route as a handler of aiohttp. The answer is made on a thread: it reads files, and the loop must not wait."""
+
+    async def handle(request: Any) -> Any:
+        from aiohttp import web
+
+        body = b""
+        while route.method == "POST" and len(body) <= MAX_BODY_BYTES:
+            part = await request.content.readany()
+            if not part:
+                break
+            body += part
+        asked = Asked(
+            query=dict(request.query),
+            name=request.match_info.get("name", ""),
+            headers={name.lower(): value for name, value in request.headers.items()},
+            body=body,
+        )
+        given = await asyncio.get_running_loop().run_in_executor(workers, answer, route, session, asked)
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **given.headers}
+        return web.Response(
+            status=given.status, text=given.text, content_type=given.content_type, charset="utf-8", headers=headers
+        )
+
+    return handle

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from . import actions, specs
-from .comfy_host import ComfyExtension, ComfyHost, io, panel, schema_of
+from .comfy_host import ComfyExtension, ComfyHost, add_routes, io, node_of, panel, schema_of
 from .session import Decoded, Session
 
 log = logging.getLogger("halo_vae")
 _SESSION: list[Session] = []
+_LOCK = threading.Lock()
 
 
 def session() -> Session:
-    """The process's one session, made when it is first needed."""
-    if not _SESSION:
-        _SESSION.append(Session(ComfyHost()))
-    return _SESSION[0]
+    """The process's one session, made when it is first needed: by a node, or by a page that asks the server."""
+    with _LOCK:
+        if not _SESSION:
+            _SESSION.append(Session(ComfyHost()))
+        return _SESSION[0]
 
 
 class HaloVAEDecode(io.ComfyNode):  # type: ignore[misc]
@@ -31,7 +34,7 @@ class HaloVAEDecode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
         """Pictures and record; widgets left out have their defaults."""
-        return _decoded(actions.decode(session(), samples, vae, **widgets))
+        return _decoded(actions.decode(session().at(node_of(cls)), samples, vae, **widgets))
 
 
 class HaloVAEDecodeTiled(io.ComfyNode):  # type: ignore[misc]
@@ -45,7 +48,7 @@ class HaloVAEDecodeTiled(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
         """Pictures and record; widgets left out have their defaults."""
-        return _decoded(actions.decode_tiled(session(), samples, vae, **widgets))
+        return _decoded(actions.decode_tiled(session().at(node_of(cls)), samples, vae, **widgets))
 
 
 class HaloVAEDecodeVideo(io.ComfyNode):  # type: ignore[misc]
@@ -59,7 +62,7 @@ class HaloVAEDecodeVideo(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
         """Pictures, record and their number; widgets left out have their defaults."""
-        done = actions.decode_video(session(), samples, vae, **widgets)
+        done = actions.decode_video(session().at(node_of(cls)), samples, vae, **widgets)
         return _decoded(done, done.images.shape[0])
 
 
@@ -75,7 +78,7 @@ class HaloVAEStats(io.ComfyNode):  # type: ignore[misc]
     def execute(cls, stats: Any) -> Any:
         """The record as text."""
         text = actions.show_stats(session(), stats)
-        return panel(text, text=text)
+        return panel(text, text=text, data=session().panels.add(node_of(cls), stats))
 
 
 class HaloVAEMonitor(io.ComfyNode):  # type: ignore[misc]
@@ -125,10 +128,12 @@ class HaloVAEExtension(ComfyExtension):  # type: ignore[misc]
 
 
 def extension(version: str) -> HaloVAEExtension:
-    """The extension; says in the log that it is there."""
+    """The extension; says in the log that it is there, and has ComfyUI's server answer for it."""
+    add_routes(session)
     log.info("Halo VAE %s: %d nodes in %s", version, len(NODES), ComfyHost().name)
     return HaloVAEExtension()
 
 
 def _decoded(done: Decoded, *more: Any) -> Any:
-    return panel(done.images, done.record, *more, text=actions.show_stats(session(), done.record))
+    text = actions.show_stats(session(), done.record)
+    return panel(done.images, done.record, *more, text=text, data=done.panel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,9 @@ class Host(Protocol):
     def make_room(self, needed_bytes: int, device: torch.device) -> None:
         """Unload models until that much more memory of the device is free than now, as far as that goes."""
 
+    def main_device(self) -> torch.device:
+        """The device that the host computes on unless it is told otherwise."""
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         """Dtype the host wants pictures in."""
 
@@ -53,6 +56,15 @@ class Host(Protocol):
 
     def progress_bar(self, total: int) -> ShowProgress:
         """A new progress bar of the node that runs now."""
+
+    def prompt_id(self) -> str | None:
+        """The host's name for the run of a workflow that is under way; None where there is none."""
+
+    def send(self, event: str, data: Mapping[str, Any]) -> None:
+        """Send a JSON-safe message to the page that the run is for. Never waits; may raise."""
+
+    def user_settings(self) -> Mapping[str, Any]:
+        """What the host's settings file holds now, by id; empty without such a file. Read anew if it changed."""
 
     def lend(
         self, held_bytes: Callable[[], int], device: Callable[[], torch.device], release: Callable[[], None]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,28 +13,30 @@ from torch import Tensor
 from ..optim.decode import Decoder, Engine
 from ..optim.device import DeviceProfile, describe_device
 from ..optim.errors import HaloError
-from ..optim.events import PlanSummary
+from ..optim.events import SILENT, PlanSummary
 from ..optim.opaque import OpaqueDecoder
 from ..optim.packing import dtype_name
 from ..optim.settings import DecodeSettings
 from ..optim.tuning import TuningStore
 from ..profiling.collector import CANCEL_TYPES, Collector
+from ..profiling.memory import counters_for
 from ..profiling.parts import Identity
 from ..profiling.record import DecodeRecord, Level
 from ..profiling.recorded import identity_of, record_call
 from ..profiling.run import Run
-from ..profiling.store import HistoryStore, StoreError
+from ..profiling.store import MAX_BYTES, HistoryStore, StoreError
 from .decode_latent import decode_latent
 from .decoders import Decoders
 from .host import Host
 from .latents import latent_of
+from .live_messages import LiveMessages, send_ended
 from .observer import HostObserver
+from .panel_data import Panel, Panels
 from .stock import TiledOptions
+from .user_settings import SettingsReader, UserSettings
 from .vae import describe_vae
 
 log = logging.getLogger("halo_vae")
-PROFILE_VARIABLE = "HALO_VAE_PROFILE"
-_LEVELS: dict[str, Level] = {"off": "off", "summary": "summary", "per_op": "per_op"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class Decoded:
     images: Tensor
     """[B * frames, H, W, C]."""
     record: DecodeRecord
+    panel: Panel | None = None
+    """What the node's panel shows; None where that could not be made."""
 
 
 class HostEngine(Engine):
@@ -81,15 +84,17 @@ class Session:
         keep_history: bool = True,
         tuning: TuningStore | None = None,
     ) -> None:
-        """`level` None asks the environment; `store` and `tuning` None are the user's own."""
+        """`level` None asks environment and user; `store` and `tuning` None are the user's own."""
         self.host = host
+        self.settings = SettingsReader(host.user_settings)
+        self.panels = Panels()
         self.tuning = tuning or _user_tuning()
         self.engine = HostEngine(host, self.tuning)
         self.decoders = Decoders(host)
-        self.collector = Collector(
-            read_level(os.environ) if level is None else level, cancel_types=(*CANCEL_TYPES, *host.cancel_types)
-        )
+        self._level = level
+        self.collector = Collector(level or "summary", cancel_types=(*CANCEL_TYPES, *host.cancel_types))
         self.store = (store or _user_history()) if keep_history else None
+        self._history_bytes = MAX_BYTES
         self._device = torch.device("cpu")
         host.lend(self.held_bytes, lambda: self._device, self.release)
 
@@ -102,27 +107,75 @@ class Session:
         self.engine.pool.clear()
         self.decoders.clear_packed()
 
+    def at(self, node: str | None) -> AtNode:
+        """This session as a node uses it."""
+        return AtNode(session=self, node=node)
+
+    def apply_settings(self) -> UserSettings:
+        """Read the user's settings and let the next decode go by them."""
+        chosen = self.settings.read()
+        self.collector.level = self._level or chosen.level
+        if self.store is not None and chosen.history_bytes != self._history_bytes:
+            self.store = HistoryStore(self.store.path, max_bytes=chosen.history_bytes)
+        self._history_bytes = chosen.history_bytes
+        return chosen
+
     def decode(
-        self, samples: Mapping[str, Any], vae: Any, settings: DecodeSettings, tiled: TiledOptions | None = None
+        self,
+        samples: Mapping[str, Any],
+        vae: Any,
+        settings: DecodeSettings,
+        tiled: TiledOptions | None = None,
+        *,
+        node: str | None = None,
     ) -> Decoded:
         """Decode and record. VaeError or LatentError where there is nothing to decode; the method's errors as they are.
 
-        `tiled` is for the stock method: the host's tiled decode instead of its plain one.
+        `tiled` is for the stock method: the host's tiled decode instead of its plain one. `node` is the id of the node
+        that asks; the page that shows it hears of the decode's progress and, in any case, of its end.
         """
         opaque, latent = describe_vae(vae), latent_of(samples)
         self._device = opaque.device
+        prompt_id, runs = self.host.prompt_id(), list[Run]()
+        shown: LiveMessages | None = None
+        if self.apply_settings().panel:
+            shown = LiveMessages(
+                self.host.send, node=node, prompt_id=prompt_id, memory=lambda: _memory_reader(str(opaque.device))
+            )
 
         def call(run: Run) -> Tensor:
+            runs.append(run)
+            if shown is not None:
+                shown.begin()
             return self._call(run, samples, vae, opaque, settings, tiled)
 
         self.engine.pool.reset_high_water()
-        forward = HostObserver(self.host, lambda plan: self._load(vae, opaque, plan))
-        with torch.no_grad():
-            images, record = record_call(
-                call, _identity_of_opaque(opaque), latent, settings,
-                collector=self.collector, pool=self.engine.pool, forward=forward, store=self.store,
-            )  # fmt: skip
-        return Decoded(images=images, record=record)
+        forward = HostObserver(self.host, lambda plan: self._load(vae, opaque, plan), shown or SILENT)
+        panel: Panel | None = None
+        try:
+            with torch.no_grad():
+                images, record = record_call(
+                    call, _identity_of_opaque(opaque), latent, settings,
+                    collector=self.collector, pool=self.engine.pool, forward=forward, store=self.store,
+                )  # fmt: skip
+        finally:
+            if runs and shown is not None:
+                shown.finish()
+            if runs and runs[0].record is not None:
+                panel = self._ended(runs[0].record, opaque.device, node, prompt_id)
+        return Decoded(images=images, record=record, panel=panel)
+
+    def _ended(
+        self, record: DecodeRecord, device: torch.device, node: str | None, prompt_id: str | None
+    ) -> Panel | None:
+        """Tell the page how a decode ended, and give its panel. What goes wrong is logged: the decode is done."""
+        try:
+            panel = self.panels.add(node, record, self.host.free_bytes(device))
+        except Exception:
+            log.exception("the panel of a decode cannot be made; its record is kept")
+            return None
+        send_ended(self.host.send, node, prompt_id, panel)
+        return panel
 
     def _call(
         self,
@@ -151,6 +204,21 @@ class Session:
         self.host.load(vae, needed_bytes(plan, self.engine.pool.held_bytes, opaque.device, vae))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtNode:
+    """A session as one node uses it."""
+
+    session: Session
+    node: str | None
+    """The node's id; None outside of a workflow."""
+
+    def decode(
+        self, samples: Mapping[str, Any], vae: Any, settings: DecodeSettings, tiled: TiledOptions | None = None
+    ) -> Decoded:
+        """See Session.decode."""
+        return self.session.decode(samples, vae, settings, tiled, node=self.node)
+
+
 def needed_bytes(plan: PlanSummary, held_bytes: int, device: torch.device, vae: Any) -> int:
     """Bytes a plan will take on the VAE's device: its true peak, less what is held already or lies elsewhere."""
     predicted = plan.predicted
@@ -159,12 +227,11 @@ def needed_bytes(plan: PlanSummary, held_bytes: int, device: torch.device, vae: 
     return max(0, predicted.pool - held_bytes) + predicted.scratch + predicted.packed + output
 
 
-def read_level(environ: Mapping[str, str]) -> Level:
-    """The profile level that the environment asks for; `summary` unless it does."""
-    asked = environ.get(PROFILE_VARIABLE, "summary").strip().lower()
-    if asked not in _LEVELS:
-        log.warning("%s is %r; it may be off, summary or per_op. Using summary.", PROFILE_VARIABLE, asked)
-    return _LEVELS.get(asked, "summary")
+def _memory_reader(device: str) -> Callable[[], int | None]:
+    """Reads the memory in use: torch's allocated bytes on a GPU, the process's resident set elsewhere."""
+    counters = counters_for(device)
+    counter = counters.allocated or counters.process
+    return (lambda: None) if counter is None else counter.now_bytes
 
 
 def _identity_of_opaque(opaque: OpaqueDecoder) -> Identity:

@@ -89,7 +89,12 @@ class LiveState:
 
 def stage_of(phase: Phase, tile: TilePosition | None) -> Stage:
     """The stage that a phase belongs to; between tiles a decode is still decoding."""
-    return "decode" if phase == "other" and tile is not None else _STAGES[phase]
+    return stage_within(phase, tile is not None)
+
+
+def stage_within(phase: Phase, in_tile: bool) -> Stage:
+    """As `stage_of`, told whether a tile is under way."""
+    return "decode" if phase == "other" and in_tile else _STAGES[phase]
 
 
 class StallLog:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
 
 NA = "n/a"
 """Unknown, not measured, or no denominator."""
+ByteUnits = Literal["binary", "decimal"]
+_PREFIXES: dict[ByteUnits, tuple[int, tuple[str, ...]]] = {
+    "binary": (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
+    "decimal": (1000, ("B", "kB", "MB", "GB", "TB")),
+}
+_BYTE_UNITS: ContextVar[ByteUnits] = ContextVar("halo_vae_byte_units", default="binary")
+
+
+@contextmanager
+def byte_units(units: ByteUnits) -> Iterator[None]:
+    """Write bytes in these units within the block; binary is the default."""
+    token = _BYTE_UNITS.set(units)
+    try:
+        yield
+    finally:
+        _BYTE_UNITS.reset(token)
 
 
 def format_ns(ns: float | None) -> str:
@@ -27,16 +46,17 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_bytes(n: float | None) -> str:
-    """Bytes in binary units with three figures: "512 B", "1.50 KiB", "412 MiB"."""
+    """Bytes with three figures: "512 B", "1.50 KiB", "412 MiB"; within `byte_units("decimal")` "1.54 kB", "432 MB"."""
     if n is None:
         return NA
     if n < 0:
         return f"-{format_bytes(-n)}"
     size = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 999.5 or unit == "TiB":
+    base, prefixes = _PREFIXES[_BYTE_UNITS.get()]
+    for unit in prefixes:
+        if size < 999.5 or unit == prefixes[-1]:
             break
-        size /= 1024
+        size /= base
     return f"{n:.0f} B" if unit == "B" else f"{_three(size)} {unit}"
 
 

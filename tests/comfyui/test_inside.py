@@ -240,5 +240,5 @@ def test_comfyui_that_is_too_old_is_told(loading: Any) -> None:
 
 
 def test_ui_1_nodes_called_from_python(loading: Any) -> None:
-    assert loading["called"] == [[[1, 32, 32, 3], "DecodeRecord", ["text"]]] * 4
+    assert loading["called"] == [[[1, 32, 32, 3], "DecodeRecord", ["text", "halo_vae"]]] * 4
     assert loading["frames"] == 1

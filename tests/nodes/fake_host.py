@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import json
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,12 @@ class FakeHost:
     rooms: list[tuple[int, torch.device]] = field(default_factory=list)
     """What it was asked to free."""
     bars: list[list[tuple[int, int]]] = field(default_factory=list)
+    sent: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    """Messages to the page."""
+    refuses: bool = False
+    """Whether sending fails."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the user has set."""
     held: Callable[[], int] = lambda: 0
     release: Callable[[], None] = lambda: None
 
@@ -61,6 +68,9 @@ class FakeHost:
     def make_room(self, needed_bytes: int, device: torch.device) -> None:
         self.rooms.append((needed_bytes, device))
 
+    def main_device(self) -> torch.device:
+        return torch.device("cpu")
+
     def output_dtype(self, vae: Any) -> torch.dtype:
         return self.dtype
 
@@ -73,6 +83,20 @@ class FakeHost:
         steps: list[tuple[int, int]] = []
         self.bars.append(steps)
         return lambda done, total: steps.append((done, total))
+
+    def prompt_id(self) -> str | None:
+        return "a prompt"
+
+    def send(self, event: str, data: Mapping[str, Any]) -> None:
+        if self.refuses:
+            raise RuntimeError("Event loop is closed")
+        self.sent.append((event, json.loads(json.dumps(data, allow_nan=False))))
+
+    def user_settings(self) -> Mapping[str, Any]:
+        return self.settings
+
+    def heard(self, event: str) -> list[Mapping[str, Any]]:
+        return [data for name, data in self.sent if name == event]
 
     def lend(
         self, held_bytes: Callable[[], int], device: Callable[[], torch.device], release: Callable[[], None]

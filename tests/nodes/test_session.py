@@ -12,7 +12,8 @@ import torch
 
 from halo_vae.nodes import actions
 from halo_vae.nodes import session as session_module
-from halo_vae.nodes.session import Session, needed_bytes, read_level
+from halo_vae.nodes.session import Session, needed_bytes
+from halo_vae.nodes.user_settings import read_level
 from halo_vae.nodes.vae import VaeError
 from halo_vae.optim.errors import LatentError, UnknownDecoderError
 from halo_vae.profiling.record import DecodeStatus

@@ -61,5 +61,5 @@ outputs = [node.execute(samples=samples, vae=vae) for node in nodes[:3]] + [
     nodes[0].execute(samples, vae, tile_size=64)
 ]
 facts["frames"] = outputs[2].args[2]
-facts["called"] = [[list(out.args[0].shape), type(out.args[1]).__name__, list(out.ui.as_dict())] for out in outputs]
+facts["called"] = [[list(out.args[0].shape), type(out.args[1]).__name__, list(out.ui)] for out in outputs]
 answer(facts)

@@ -69,3 +69,10 @@ def test_counts_take_a_noun() -> None:
 )
 def test_bars(share: float, bar: str) -> None:
     assert units.format_bar(share, 4) == bar
+
+
+def test_bytes_in_decimal_units_within_a_block_only() -> None:
+    with units.byte_units("decimal"):
+        shown = [units.format_bytes(n) for n in (0, 999, 1000, 1536, 432_000_000, 5 * 10**15, None)]
+    assert shown == ["0 B", "999 B", "1.00 kB", "1.54 kB", "432 MB", "5000 TB", units.NA]
+    assert units.format_bytes(1536) == "1.50 KiB"
