@@ -49,7 +49,8 @@ def settings_of(given: Mapping[str, Any], environ: Mapping[str, str], warn: Warn
 
 def read_level(environ: Mapping[str, str], warn: Warn = log.warning) -> Level:
     """The profile level that the environment asks for; `summary` unless it does."""
-    return _choice(PROFILE_VARIABLE, environ.get(PROFILE_VARIABLE), _LEVELS, "summary", warn)
+    level: Level = _choice(PROFILE_VARIABLE, environ.get(PROFILE_VARIABLE), _LEVELS, "summary", warn)
+    return level
 
 
 def _level(
