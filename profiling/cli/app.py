@@ -15,10 +15,13 @@ from .command import Command, CommandError, ExitCode, command_name
 from .decode import DecodeCommand
 from .demo import DemoCommand
 from .doctor import DoctorCommand
+from .history import HistoryCommand
 from .plan import PlanCommand
 from .tune import TuneCommand
 
-COMMANDS: tuple[Command, ...] = (DecodeCommand(), PlanCommand(), DemoCommand(), DoctorCommand(), TuneCommand())
+COMMANDS: tuple[Command, ...] = (
+    DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand()
+)  # fmt: skip
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
 
