@@ -1,0 +1,192 @@
+"""ComfyUI's page as a user meets it: open, load a workflow, run, stop, reload, set, look."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halo_vae.tests.comfyui.installs import Install
+from halo_vae.tests.comfyui.server import Server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ConsoleMessage, Error, Page, Response
+
+OURS = re.compile(r"halo[-_ ]?vae", re.IGNORECASE)
+LOAD_MS, RUN_MS, STEP_MS = 90_000, 240_000, 15_000
+ENDS = ("execution_success", "execution_error", "execution_interrupted")
+SETTINGS = {
+    "Comfy.TutorialCompleted": True,
+    "Comfy.UseNewMenu": "Top",
+    "Comfy.Notification.ShowVersionUpdates": False,
+    "Comfy.Graph.CanvasMenu": False,
+    "Comfy.Minimap.Visible": False,
+    "Comfy.Workflow.ConfirmDelete": False,
+    "Comfy.Window.UnloadConfirmation": False,
+}
+"""No first-steps dialogs over the canvas, and no question when the page is left."""
+
+_LISTEN = """types => {
+    const told = [];
+    window.haloTold = told;
+    for (const type of types)
+        window.comfyAPI.api.api.addEventListener(type, (event) => told.push([type, event.detail]));
+}"""
+_HEARD = ("execution_start", "execution_cached", "executed", "progress", *ENDS)
+
+
+class Host:
+    """One page of a running ComfyUI."""
+
+    def __init__(self, page: Page, server: Server, install: Install) -> None:
+        self.page, self.server, self.install = page, server, install
+        self.complaints: list[str] = []
+        """Errors and warnings in the console that come from this package, failed requests for its files among them."""
+        self.console: list[str] = []
+        page.set_default_timeout(STEP_MS)
+        page.on("console", self._on_console)
+        page.on("pageerror", self._on_error)
+        page.on("response", self._on_response)
+
+    # -- the page
+
+    def open(self, **settings: Any) -> None:
+        """A fresh page with these settings."""
+        self.server.post("/settings", {**SETTINGS, **settings})
+        self.page.goto(f"http://127.0.0.1:{self.server.port}/", timeout=LOAD_MS)
+        self._await_ready()
+
+    def reload(self) -> None:
+        self.page.reload(timeout=LOAD_MS)
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        ready = "() => !!window.comfyAPI?.app?.app?.extensionManager && !!window.comfyAPI.app.app.canvas?.graph"
+        self.page.wait_for_function(ready, timeout=LOAD_MS)
+        self.page.wait_for_function("() => !document.querySelector('.p-blockui-mask')", timeout=LOAD_MS)
+        self.page.evaluate(_LISTEN, list(_HEARD))
+
+    # -- workflows
+
+    def load(self, workflow: dict[str, Any], folder: Path, name: str = "tested") -> None:
+        """Open a workflow's file, as with Ctrl+O."""
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(workflow), "utf-8")
+        self.page.set_input_files("#comfy-file-input", str(path))
+        expected = sorted(str(node["id"]) for node in workflow["nodes"])
+        self.page.wait_for_function(
+            "ids => JSON.stringify(window.comfyAPI.app.app.graph.nodes.map(n => String(n.id)).sort()) === ids",
+            arg=json.dumps(expected, separators=(",", ":")),
+        )
+
+    def saved(self) -> dict[str, Any]:
+        """The workflow as it would be saved."""
+        return self.page.evaluate("() => window.comfyAPI.app.app.graph.serialize()")  # type: ignore[no-any-return]
+
+    def prompt(self) -> dict[str, Any]:
+        """The prompt as it would be queued."""
+        found = self.page.evaluate("() => window.comfyAPI.app.app.graphToPrompt()")
+        return found["output"]  # type: ignore[no-any-return]
+
+    # -- runs
+
+    def run(self) -> str:
+        """Run the workflow to its end; gives `success`, `error` or `interrupted`."""
+        self.start()
+        return self.ended()
+
+    def start(self) -> None:
+        """Press the keys for Run, and wait until the server has begun."""
+        self.page.evaluate("() => { window.haloTold.length = 0; document.activeElement?.blur?.(); }")
+        self.page.keyboard.press("Control+Enter")
+        self.wait_for("execution_start")
+
+    def ended(self) -> str:
+        self.page.wait_for_function(
+            "types => window.haloTold.some(([type]) => types.includes(type))", arg=list(ENDS), timeout=RUN_MS
+        )
+        return next(kind for kind, _ in self.told() if kind in ENDS).removeprefix("execution_")
+
+    def wait_for(self, kind: str, timeout_ms: int = STEP_MS) -> None:
+        self.page.wait_for_function(
+            "kind => window.haloTold.some(([type]) => type === kind)", arg=kind, timeout=timeout_ms
+        )
+
+    def told(self) -> list[tuple[str, Any]]:
+        """What the server has told this page since the last start."""
+        return [(kind, detail) for kind, detail in self.page.evaluate("() => window.haloTold")]
+
+    def stop(self) -> None:
+        """Interrupt what runs."""
+        self.command("Comfy.Interrupt")
+
+    # -- the rest of the page
+
+    def command(self, name: str) -> None:
+        self.page.evaluate("name => window.comfyAPI.app.app.extensionManager.command.execute(name)", name)
+
+    def set(self, key: str, value: Any) -> None:
+        self.page.evaluate(
+            "([key, value]) => window.comfyAPI.app.app.extensionManager.setting.set(key, value)", [key, value]
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """The user's settings as the server keeps them."""
+        return self.server.get("/settings")  # type: ignore[no-any-return]
+
+    def show_node(self, node: int, scale: float = 1.0) -> None:
+        """Bring a node into view at this zoom."""
+        self.page.evaluate(
+            """([id, scale]) => {
+                const app = window.comfyAPI.app.app, node = app.graph.getNodeById(id), ds = app.canvas.ds;
+                const box = app.canvas.canvas.getBoundingClientRect();
+                ds.scale = scale;
+                ds.offset[0] = box.width / scale / 2 - node.pos[0] - node.size[0] / 2;
+                ds.offset[1] = Math.max(box.height / scale / 2 - node.pos[1] - node.size[1] / 2, 90 - node.pos[1]);
+                app.canvas.setDirty(true, true);
+            }""",
+            [node, scale],
+        )
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the page draw what it has been told to."""
+        self.page.evaluate("() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
+
+    def close_dialogs(self) -> None:
+        """What ComfyUI lays over the canvas after an error."""
+        for _ in range(3):
+            if not self.page.locator(".p-dialog-mask:visible, [role=dialog]:visible").count():
+                return
+            self.page.keyboard.press("Escape")
+            self.settle()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nothing of this package complains in the console."""
+        before = len(self.complaints)
+        yield
+        assert self.complaints[before:] == []
+
+    # -- the console
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type not in ("error", "warning"):
+            return
+        where = message.location.get("url", "")
+        self.console.append(f"{message.type}: {message.text} ({where})")
+        if OURS.search(where) or OURS.search(message.text):
+            self.complaints.append(self.console[-1])
+
+    def _on_error(self, error: Error) -> None:
+        told = f"exception: {error.message} {error.stack}"
+        self.console.append(told)
+        if OURS.search(told):
+            self.complaints.append(told)
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and OURS.search(response.url):
+            self.complaints.append(f"{response.status} for {response.url}")
