@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 _LABELS = {"allocated": "allocated by torch", "process": "resident set of the process"}
 _LINE, _PROMISE, _PEAK, _QUIET = "#1f6f8b", "#c8553d", "#3a3a3a", "#8a8a8a"
-_NAMES_SHOWN = 6
+_CHARACTERS = 190
+"""Characters of an op's name that fit the width of the chart."""
 
 
 class ChartError(HaloError):
@@ -34,7 +35,7 @@ def write_memory_chart(record: DecodeRecord, path: Path) -> None:
     if trace is None or trace.memory_of is None or len(trace.memory_bytes) < 2:
         raise ChartError("this record holds no memory samples; decode at profile level per_op to have them")
     figure, canvas = _new_figure()
-    axes = figure.add_axes((0.09, 0.27, 0.89, 0.63))
+    axes = figure.add_axes((0.09, 0.27, 0.89, 0.57))
     below = figure.add_axes((0.09, 0.12, 0.89, 0.1), sharex=axes)
     _draw_memory(axes, record, trace)
     _draw_ops(below, record, trace)
@@ -86,20 +87,18 @@ def _draw_memory(axes: Axes, record: DecodeRecord, trace: TraceLog) -> None:
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     axes.tick_params(labelbottom=False, length=0, colors=_PEAK)
     _hide_frame(axes)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 1.09), ncols=3, frameon=False, fontsize=8, borderaxespad=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.005, 1.1), ncols=3, frameon=False, fontsize=8, borderaxespad=0)
 
 
 def _draw_ops(axes: Axes, record: DecodeRecord, trace: TraceLog) -> None:
-    """Ops as a strip, the longest with their names."""
+    """Ops as a strip, with their names where they fit."""
     ops = [s for s in lay_out(record, trace)[0] if s.kind == "op"]
     for i, op in enumerate(ops):
         shade = "#b9cdd4" if i % 2 else "#d9e4e8"
         axes.axvspan(op.start_ns / 1e9, op.end_ns / 1e9, color=shade, linewidth=0)
-    wide = sorted(ops, key=lambda s: s.start_ns - s.end_ns)[:_NAMES_SHOWN]
-    for op in wide:
-        if op.end_ns - op.start_ns < record.wall_ns / 25:
-            continue
         short = op.name.removeprefix("decoder.")
+        if (op.end_ns - op.start_ns) * _CHARACTERS < record.wall_ns * (len(short) + 1):
+            continue  # its name would run into its neighbours
         axes.text(
             (op.start_ns + op.end_ns) / 2e9, 0.5, short, ha="center", va="center", fontsize=6, color=_PEAK, clip_on=True
         )  # fmt: skip

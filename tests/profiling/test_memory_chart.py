@@ -82,10 +82,10 @@ def test_nobody_elses_charts_are_changed(tmp_path: Path) -> None:
         from halo_vae.tests.profiling.test_memory_chart import record
         assert "matplotlib" not in sys.modules  # imported when a chart is asked for
         import matplotlib
-        before = dict(matplotlib.rcParams)
+        before = matplotlib.rcParams.copy()
         from halo_vae.profiling.memory_chart import write_memory_chart
         write_memory_chart(record(), Path({str(tmp_path / "memory.png")!r}))
-        assert dict(matplotlib.rcParams) == before
         assert "matplotlib.pyplot" not in sys.modules  # which would choose a backend for the process
+        assert matplotlib.rcParams.copy() == before
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
