@@ -231,6 +231,17 @@ def test_ui_7_all_nodes_without_optional_packages(loading: Any) -> None:
     assert line.startswith("INFO Halo VAE ")
 
 
+def test_addresses_are_registered_once(loading: Any) -> None:
+    first, second = loading["routes"]
+    assert first == second == [
+        "GET /halo_vae/doctor", "GET /halo_vae/export", "GET /halo_vae/history", "GET /halo_vae/metrics",
+        "GET /halo_vae/panels/{name}", "GET /halo_vae/records/{name}", "POST /halo_vae/clear",
+    ]  # fmt: skip
+    (line,) = loading["twice said"]
+    assert line.startswith("WARNING Halo VAE is loaded twice")
+    assert loading["threads"] == 0
+
+
 def test_comfyui_that_is_too_old_is_told(loading: Any) -> None:
     assert loading["too old"] in ("ImportError", "ModuleNotFoundError")
     (line,) = loading["too old said"]
