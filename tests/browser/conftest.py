@@ -14,11 +14,16 @@ from halo_vae.tests.browser.server import Backend, frontend, serving
 from halo_vae.tests.browser.themes import THEMES
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 PICTURES = "HALO_VAE_SCREENSHOTS"
 """A folder that keeps the screenshots; without it they go with the test's own."""
 Open = Callable[..., "Page"]
+_NODE = ("HaloVAEDecode", 5, "VAE Decode (Halo)")
+_SET_THEME = """([isDark, values]) => {
+  document.body.classList.toggle("dark-theme", isDark);
+  for (const [name, value] of Object.entries(values)) document.documentElement.style.setProperty(name, value);
+}"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,41 +44,49 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def backend() -> Backend:
-    return Backend()
+def backend(tmp_path: Path) -> Backend:
+    return Backend(tmp_path)
 
 
 @pytest.fixture
 def open_page(browser: Browser, backend: Backend) -> Iterator[Open]:
-    """Opens the page: `open_page(theme="light", width=800, nodes=[("HaloVAEDecode", 5)], scale=1)`."""
+    """Opens the page: `open_page(theme="light", width=800, nodes=[("HaloVAEDecode", 5)])`."""
     if frontend() is None:
         pytest.skip("comfyui-frontend-package is not installed")
-    contexts, said = [], list[str]()
+    contexts: list[BrowserContext] = []
+    said: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not backend.refuse:
+            said.append(f"{message.type}: {message.text}")
 
     with serving(backend) as address:
 
-        def make(*, theme: str = "dark", width: int = 1200, height: int = 940, nodes: Any = None, scale: float = 1) -> Page:
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, accept_downloads=True, device_scale_factor=scale
-            )
+        def make(*, theme: str = "dark", width: int = 1200, height: int = 940, nodes: Any = (_NODE,)) -> Page:
+            context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
             contexts.append(context)
             page = context.new_page()
-            page.on("console", lambda m: said.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
-            page.on("pageerror", lambda e: said.append(f"exception: {e}"))
-            page.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else said.append(f"asked {r.url}"))
+            page.set_default_timeout(10_000)
+            page.on("console", hear)
+            page.on("pageerror", lambda error: said.append(f"exception: {error}"))
+            page.on("request", lambda request: said.extend(_foreign(request.url, address)))
             page.goto(address)
             page.wait_for_selector("html[data-ready]")
-            page.evaluate("([dark, values]) => { document.body.classList.toggle('dark-theme', dark);"
-                          " for (const [k, v] of Object.entries(values)) document.documentElement.style.setProperty(k, v); }",
-                          [theme == "dark", THEMES[theme]])  # fmt: skip
-            given = [("HaloVAEDecode", 5)] if nodes is None else nodes
-            page.evaluate("nodes => comfy.load(nodes)", [list(node) for node in given])
+            page.evaluate(_SET_THEME, [theme == "dark", THEMES[theme]])
+            page.evaluate("nodes => comfy.load(nodes)", [list(node) for node in nodes])
             return page
 
         yield make
         for context in contexts:
+            unheard = [page.evaluate("comfy.api.unheard") for page in context.pages]
+            said.extend(f"nobody listens to {name}" for names in unheard for name in names)
             context.close()
-    assert not backend.refuse and said == [], said
+    assert said == []
+
+
+def _foreign(url: str, address: str) -> list[str]:
+    """A complaint about a request that leaves the server."""
+    return [] if url.startswith((address, "data:", f"blob:{address}")) else [f"asked {url}"]
 
 
 @pytest.fixture(scope="session")

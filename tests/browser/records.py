@@ -13,7 +13,16 @@ from halo_vae.profiling.collector import Collector
 from halo_vae.profiling.memory import MemoryCounters
 from halo_vae.profiling.record import DecodeRecord, Identity, Request
 from halo_vae.profiling.run import Run
-from halo_vae.tests.profiling.fakes import IDENTITY, MS, PLAN, PREDICTED, REQUEST, FakeClock, FakeCounter, make_collector
+from halo_vae.tests.profiling.fakes import (
+    IDENTITY,
+    MS,
+    PLAN,
+    PREDICTED,
+    REQUEST,
+    FakeClock,
+    FakeCounter,
+    make_collector,
+)
 
 MIB = 1 << 20
 HOSTILE = "<img src=x onerror=\"window.hacked='yes'\">"
@@ -26,9 +35,7 @@ _PLAN = replace(PLAN, predicted=_PREDICTED, macs=1_240_000_000_000, bytes_moved=
 
 
 def op(name: str, *, kind: str = "conv", macs: int = 1, dtype: str = "float32") -> OpReport:
-    return OpReport(
-        name=name, kind=kind, n_tiles=9, macs=macs, dtype=dtype, native_dtype="float32", backend="winograd"
-    )
+    return OpReport(name=name, kind=kind, n_tiles=9, macs=macs, dtype=dtype, native_dtype="float32", backend="winograd")
 
 
 _OPS = (
@@ -102,9 +109,7 @@ class Bench:
             for i in range(done.n_tiles):
                 run.tile_started(i, done.n_tiles, (1, 512, 66, 66), done.dtype)
             weight = (done.macs % 1000, 4, 3, 3)
-            run.conv_requested(
-                ConvShape(input=(1, 4, 66, 66), weight=weight, dtype=done.dtype, layout="channels_last")
-            )
+            run.conv_requested(ConvShape(input=(1, 4, 66, 66), weight=weight, dtype=done.dtype, layout="channels_last"))
             run.op_done(done)
         self.memory.touch(401 * MIB)
         run.pass_done(1, 1)

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from halo_vae.profiling.codec import encode
-from halo_vae.profiling.metrics import metrics_of
+from halo_vae.nodes.panel_data import Panels
+from halo_vae.nodes.routes import ROUTES, Answer, Asked, answer
+from halo_vae.nodes.session import Session
+from halo_vae.profiling.collector import Collector
 from halo_vae.profiling.record import DecodeRecord
-from halo_vae.profiling.rows import row_of
+from halo_vae.profiling.store import HistoryStore
+from halo_vae.tests.browser.records import Bench
 
 WEB = Path(__file__).resolve().parents[2] / "web"
 PAGE = Path(__file__).resolve().parent / "page"
@@ -30,46 +33,37 @@ def frontend() -> Path | None:
 
 
 class Backend:
-    """What the page can ask for."""
+    """What the page can ask for: the routes that ComfyUI serves, over a history and panels of the test's own."""
 
-    def __init__(self) -> None:
-        self.records: list[DecodeRecord] = []
-        self.panels: dict[str, Any] = {}
-        self.page_rows = 100
-        self.skipped = 0
+    def __init__(self, folder: Path) -> None:
+        self.bench = Bench()
+        self.store = HistoryStore(folder / "history.jsonl")
+        self.panels = Panels()
         self.refuse: str | None = None
         """A sentence that every request is refused with."""
 
-    def answer(self, method: str, path: str, query: dict[str, str]) -> tuple[int, str, str]:
-        """Status, content type and text."""
+    @property
+    def collector(self) -> Collector:
+        return self.bench.collector
+
+    def add(self, *records: DecodeRecord, node: str | None = None) -> Any:
+        """Write decodes to the history, as those of `node`; gives the last one's panel."""
+        panel = None
+        for record in records:
+            self.store.append(record)
+            panel = self.panels.add(node, record, free_bytes=11 << 30)
+        return panel
+
+    def answer(self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> Answer:
+        """What the server says."""
         if self.refuse is not None:
-            return 503, "application/json", json.dumps({"error": self.refuse})
-        if method == "POST" and path == "/halo_vae/clear":
-            removed, self.records = len(self.records), []
-            return _json({"removed": removed})
-        if path == "/halo_vae/history":
-            return _json(self._history(int(query["limit"]), query.get("before")))
-        if path == "/halo_vae/metrics":
-            return _json({"metrics": encode(metrics_of(self.records))})
-        if path == "/halo_vae/export":
-            return 200, "text/plain", f"{query['format']} of {query.get('id', 'all')}"
-        kind, _, name = path.removeprefix("/halo_vae/").partition("/")
-        if kind == "panels":
-            return _json(self.panels.get(name))
-        found = [r for r in self.records if r.record_id == name]
-        return _json(found[0].to_json()) if found else (404, "application/json", json.dumps({"error": "no such record"}))
-
-    def _history(self, limit: int, before: str | None) -> dict[str, Any]:
-        newest = self.records[::-1]
-        start, size = int(before or 0), min(limit, self.page_rows)
-        end = start + size
-        rows = [encode(row_of(r)) for r in newest[start:end]]
-        following = str(end) if end < len(newest) else None
-        return {"schema_version": 1, "rows": rows, "next": following, "skipped": self.skipped, "problems": []}
-
-
-def _json(body: Any) -> tuple[int, str, str]:
-    return 200, "application/json", json.dumps(body, allow_nan=False)
+            return Answer(status=503, text=json.dumps({"error": self.refuse}))
+        for route in ROUTES:
+            prefix, _, named = route.path.partition("{")
+            if route.method == method and (path.startswith(prefix) if named else path == prefix):
+                asked = Asked(query=query, name=path[len(prefix) :], headers=headers, body=body)
+                return answer(route, lambda: cast(Session, self), asked)
+        return Answer(status=404, text=json.dumps({"error": "nothing is here"}))
 
 
 @contextmanager
@@ -79,19 +73,19 @@ def serving(backend: Backend) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer("GET")
+            self._answer("GET", b"")
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._answer("POST")
+            self._answer("POST", self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
-        def _answer(self, method: str) -> None:
+        def _answer(self, method: str, body: bytes) -> None:
             url = urlsplit(self.path)
             path = unquote(url.path)
             if path.startswith("/api/"):
                 query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-                status, kind, text = backend.answer(method, path.removeprefix("/api"), query)
-                self._send(status, kind, text.encode())
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                said = backend.answer(method, path.removeprefix("/api"), query, headers, body)
+                self._send(said.status, said.content_type, said.text.encode())
                 return
             found = _file_of(path, styles)
             if found is None or not found.is_file():

@@ -37,8 +37,8 @@ export class Routes {
    * @returns {Promise<import("../types.js").PanelData | null>} null where the node has none
    */
   async panel(node) {
-    const response = await this.api.fetchApi(`/halo_vae/panels/${encodeURIComponent(node)}`);
-    return response.ok && response.status !== 204 ? response.json() : null;
+    const response = await this.api.fetchApi(`/halo_vae/panels/${encodeURIComponent(node)}?missing=null`);
+    return response.ok ? response.json() : null;
   }
 
   /**
