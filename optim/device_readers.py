@@ -182,6 +182,11 @@ def _capability(facts: Any) -> tuple[int, int] | None:
     return (major, minor) if isinstance(major, int) and isinstance(minor, int) else None
 
 
+def read_pci_address(device: torch.device) -> str | None:
+    """"0000:c3:00" of a GPU; None where this torch does not tell, and of a device that is lost."""
+    return _pci_address(_tried(lambda: gpu_api().get_device_properties(device), "", []))
+
+
 def _pci_address(facts: Any) -> str | None:
     """"0000:c3:00" of torch's device; None where this torch does not tell."""
     parts = [getattr(facts, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]

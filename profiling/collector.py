@@ -15,6 +15,7 @@ from ..optim.events import DecodeObserver, SilentObserver
 from .bandwidth import PROCESS_RATES
 from .clock import Clock, DeviceTimer, SystemClock, timer_for
 from .counting import SummaryRun
+from .energy import EnergyMeter, meter_for
 from .environment import Environment, read_environment
 from .live import LiveState, StallLog
 from .memory import MemoryCounters, counters_for
@@ -57,6 +58,7 @@ class Collector:
         cpu_time_ns: Callable[[], int] = time.process_time_ns,
         copy_bytes_per_s: Callable[[str], int | None] = PROCESS_RATES.known,
         new_id: Callable[[], str] = new_record_id,
+        energy: Callable[[str], EnergyMeter | None] = meter_for,
         seen: SeenShapes = PROCESS_SHAPES,
         cancel_types: tuple[type[BaseException], ...] = CANCEL_TYPES,
         ring: int = 64,
@@ -70,7 +72,7 @@ class Collector:
         self._tools = Tools(
             clock=clock or SystemClock(), timer=timer, memory=memory, environment=environment, utc_now=utc_now,
             cpu_time_ns=cpu_time_ns, seen=seen, cancel_types=cancel_types, copy_bytes_per_s=copy_bytes_per_s,
-            new_id=new_id,
+            new_id=new_id, energy=energy,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._ring: deque[DecodeRecord] = deque(maxlen=ring)

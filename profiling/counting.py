@@ -41,6 +41,8 @@ class SummaryRun(Run):
         self._chunk: ChunkPosition | None = None
         self._done: tuple[int, int | None] = (0, None)
         self._phase: Phase = "other"
+        self._energy = tools.energy(self.identity.device)
+        self._energy_uj: int | None = None
         self._cpu_start_ns = tools.cpu_time_ns()
 
     def _started(self) -> None:
@@ -48,6 +50,8 @@ class SummaryRun(Run):
         self._timeline = HostTimeline(self._start_ns)
         if self._timer is not None and self._timer.has_events:
             self._timeline = self._event_timeline(self._timer)
+        if self._energy is not None:
+            self._energy.begin(self._start_ns)
 
     def _event_timeline(self, timer: DeviceTimer) -> EventTimeline:
         return EventTimeline(timer)
@@ -58,6 +62,8 @@ class SummaryRun(Run):
 
     def _ended(self) -> None:
         self._cpu_ns = self._tools.cpu_time_ns() - self._cpu_start_ns
+        if self._energy is not None:
+            self._energy_uj = self._energy.end(self._tools.clock.now_ns())
 
     @property
     def phase(self) -> Phase:
@@ -66,6 +72,8 @@ class SummaryRun(Run):
 
     def _now(self) -> int:
         self._event_ns = self._tools.clock.now_ns()
+        if self._energy is not None:
+            self._energy.tick(self._event_ns)
         return self._event_ns
 
     def _begin_pass(self) -> None:
@@ -218,6 +226,8 @@ class SummaryRun(Run):
             n_fallbacks=self._n_fallbacks,
             fallbacks=tuple(self._fallbacks),
             cpu_time_ns=self._cpu_ns,
+            energy_uj=self._energy_uj,
+            energy_from=None if self._energy is None or self._energy_uj is None else self._energy.source,
         )
 
     def _stages(self) -> tuple[StageRecord, ...]:

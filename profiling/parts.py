@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 from ..optim.events import PHASES, CacheName, ConvShape, PeakPrediction, Phase
 from ..optim.settings import DecodeSettings
 
+EnergyFrom = Literal["counter", "power", "amdsmi"]
+"""`counter`: the difference of a counter in hwmon. `power`: samples of a power sensor there, integrated. `amdsmi`: the
+difference of AMD SMI's counter."""
 WIDE_DTYPES = ("float32", "float64")
 """Dtypes that do not count as reduced precision."""
 

@@ -16,6 +16,7 @@ from .parts import (
     ConvUse,
     DecodeStatus,
     DtypeMacs,
+    EnergyFrom,
     Identity,
     PassRecord,
     PeakBytes,
@@ -42,6 +43,7 @@ __all__ = [
     "DecodeRecord",
     "DecodeStatus",
     "DtypeMacs",
+    "EnergyFrom",
     "Environment",
     "Identity",
     "Level",
@@ -116,11 +118,13 @@ class DecodeRecord:
     copy_bytes_per_s: int | None
     """Bandwidth of a plain copy on this device (bytes read plus written); None unless it was measured."""
     energy_uj: int | None
-    """Microjoules; None where the platform does not report energy."""
+    """Microjoules of the whole device meanwhile; None where the platform does not report energy."""
     n_boundaries: int | None = None
     """Chunk boundaries measured; None in records older than the count."""
     record_id: str = ""
     """32 hex digits, new for each decode; empty in records older than the field."""
+    energy_from: EnergyFrom | None = None
+    """What `energy_uj` was read from; None where it is unknown."""
     n_stages: int | None = None
     """Ops that ran to their end, those beyond the bound of `stages` included; None unless level is `per_op`."""
     trace: TraceLog | None = None

@@ -11,6 +11,7 @@ from ..optim.errors import NonFiniteError, PlanError
 from ..optim.errors_oom import is_out_of_memory
 from ..optim.events import CacheName, ConvShape, DecodeObserver, Fallback, OpReport, Phase, PlanSummary, SilentObserver
 from .clock import Clock, DeviceTimer
+from .energy import EnergyMeter, meter_for
 from .live import LiveState
 from .memory import MemoryCounters
 from .parts import ChunkBoundary, DecodeStatus, Identity, Request
@@ -39,6 +40,7 @@ class Tools:
     cancel_types: tuple[type[BaseException], ...]
     copy_bytes_per_s: Callable[[str], int | None]
     new_id: Callable[[], str] = new_record_id
+    energy: Callable[[str], EnergyMeter | None] = meter_for
 
 
 def status_of(exc: BaseException, cancel_types: tuple[type[BaseException], ...]) -> DecodeStatus:

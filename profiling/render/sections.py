@@ -271,7 +271,11 @@ def _work(record: DecodeRecord) -> Section:
             value=format_rate(record.bytes_per_s),
             note=f"{format_share(record.bandwidth_share)} of a plain copy",
         ),
-        Row(label="energy", value=NA if record.energy_uj is None else f"{record.energy_uj / 1e6:.1f} J"),
+        Row(
+            label="energy",
+            value=NA if record.energy_uj is None else f"{record.energy_uj / 1e6:.1f} J",
+            note="of the whole device" if record.energy_from else "",
+        ),
     )
     return Section(title="Work", rows=rows)
 

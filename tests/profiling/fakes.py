@@ -153,6 +153,7 @@ def make_collector(level: Any = "summary", *, clock: FakeClock | None = None, **
         "cpu_time_ns": CpuTime(),
         "seen": SeenShapes(),
         "new_id": lambda: RECORD_ID,
+        "energy": lambda device: None,
     }
     return Collector(level, **(plain | given))
 
