@@ -40,7 +40,9 @@ def chrome_trace(record: DecodeRecord) -> dict[str, Any]:
 
 def write_chrome_trace(record: DecodeRecord, path: Path) -> None:
     """Write `chrome_trace(record)` as a JSON file. OSError if the disk refuses."""
-    path.write_text(json.dumps(chrome_trace(record), allow_nan=False, separators=(",", ":")), encoding="utf-8")
+    # Perfetto shows escaped characters as they are escaped: names of ours have none, errors of others may
+    text = json.dumps(chrome_trace(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
 
 
 def _facts(record: DecodeRecord) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def _names(record: DecodeRecord, shown: set[int]) -> Iterator[Event]:
         DEVICE_PHASES: "phases on the device's queue",
         TOTALS: "phases: totals laid end to end, not when they ran",
     }
-    yield _metadata("process_name", 0, name=f"Halo VAE · {identity.family} on {identity.device}")
+    yield _metadata("process_name", 0, name=f"Halo VAE: {identity.family} on {identity.device}")
     for tid, name in threads.items():
         if tid in shown:
             yield _metadata("thread_name", tid, name=name)
@@ -83,7 +85,7 @@ def _metadata(name: str, tid: int, /, **args: Any) -> Event:
 def _decode_events(record: DecodeRecord) -> Iterator[Event]:
     """The whole decode, and inside it what the trace says."""
     latent, image = (_shape(s) for s in (record.request.latent_shape, record.image_shape))
-    name = f"decode {latent}" if image is None else f"decode {latent} → {image}"
+    name = f"decode {latent}" if image is None else f"decode {latent} to {image}"
     plan = record.plan
     args = {
         "status": record.status.value,
@@ -180,4 +182,4 @@ def _us(ns: int) -> float:
 
 
 def _shape(shape: tuple[int, ...] | None) -> str | None:
-    return None if shape is None else "×".join(map(str, shape))
+    return None if shape is None else "x".join(map(str, shape))

@@ -157,7 +157,7 @@ class TraceRecorder:
             values=tuple(rows[1::3]),
             after_ns=_differences(rows[2::3], self._start_ns),
             ops=tuple(self._ops),
-            tiles=tuple(f"{'×'.join(map(str, shape))} {dtype}" for shape, dtype in self._tiles),
+            tiles=tuple(f"{'x'.join(map(str, shape))} {dtype}" for shape, dtype in self._tiles),
             n_left_out=self._n_left_out,
             memory_of=memory_of,
             memory_after_ns=_differences(memory.at_ns, self._start_ns),
