@@ -8,7 +8,7 @@ const CLASSES = new Set(["HaloVAEDecode", "HaloVAEDecodeTiled", "HaloVAEDecodeVi
 const WIDGET = "halo_vae_panel";
 /** Heights of the widget. Two fixed ones, so that a node's size in a saved workflow tells nothing measured. */
 const IDLE_HEIGHT = 76;
-const FULL_HEIGHT = 400;
+const FULL_HEIGHT = 420;
 const MIN_WIDTH = 350;
 
 /**

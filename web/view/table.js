@@ -122,7 +122,7 @@ export class SortedTable {
       this.columns.map((column, i) => {
         const text = column.text(row);
         const content = onOpen && i === 0 ? button(text, () => onOpen(row), { class: "halo-vae-open", "data-action": "open" }) : text;
-        const attributes = { "data-column": column.id, title: column.title?.(row) || null, class: column.isNumber ? "halo-vae-number" : null };
+        const attributes = { "data-cell": column.id, title: column.title?.(row) || null, class: column.isNumber ? "halo-vae-number" : null };
         return element(i === 0 ? "th" : "td", i === 0 ? { ...attributes, scope: "row" } : attributes, content);
       }),
     );
