@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..optim.events import CacheName, ConvShape, Fallback, OpReport, Phase, PlanSummary
+from .bounds import bounded_fallback
 from .clock import DeviceTimer, EventTimeline, HostTimeline, Timeline
 from .live import ChunkPosition, LiveState, OpPosition, TilePosition, stage_of
 from .memory import PeakWatch
@@ -14,7 +15,7 @@ from .run import Run
 from .tally import CacheTally, ConvTally, PrecisionTally, TileTally
 
 KEEP_FALLBACKS = 64
-KEEP_PASSES = 256
+KEEP_PASSES = 64
 
 
 class SummaryRun(Run):
@@ -192,7 +193,7 @@ class SummaryRun(Run):
         self._next.fallback(event)
         self._n_fallbacks += 1
         if len(self._fallbacks) < KEEP_FALLBACKS:
-            self._fallbacks.append(event)
+            self._fallbacks.append(bounded_fallback(event, len(self._fallbacks)))
 
     def converted(self, nbytes: int) -> None:
         """See DecodeObserver."""

@@ -238,7 +238,7 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchUse:
-    """Passes in order, at most the first 256."""
+    """Passes in order, at most the first 64."""
 
     images: int
     """Images decoded."""

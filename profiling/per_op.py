@@ -24,6 +24,7 @@ class PerOpRun(SummaryRun):
     """
 
     level: Level = "per_op"
+    _keep_boundaries = 4096  # a trace names the frames of each chunk
 
     def _before(self) -> None:
         super()._before()

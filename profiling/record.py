@@ -95,7 +95,7 @@ class DecodeRecord:
     """Equal for records that may be compared directly."""
     request: Request
     plan: PlanSummary | None
-    """The last plan; None when the decode ended before one was made."""
+    """The last plan, its lists and texts within the bounds of bounds.py; None when the decode ended before one."""
     phases: PhaseTimes | None
     stages: tuple[StageRecord, ...]
     """Empty unless level is `per_op`; at most the first 2048 then."""

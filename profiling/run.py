@@ -10,6 +10,7 @@ from datetime import datetime
 from ..optim.errors import NonFiniteError, PlanError
 from ..optim.errors_oom import is_out_of_memory
 from ..optim.events import CacheName, ConvShape, DecodeObserver, Fallback, OpReport, Phase, PlanSummary, SilentObserver
+from .bounds import ERROR_BYTES, KEEP_PLAN_BOUNDARIES, bounded_identity, bounded_plan, cut
 from .clock import Clock, DeviceTimer
 from .energy import EnergyMeter, meter_for
 from .live import LiveState
@@ -56,7 +57,7 @@ def status_of(exc: BaseException, cancel_types: tuple[type[BaseException], ...])
 def sentence_of(exc: BaseException) -> str:
     """The first line of an exception's text, or its type's name where it has none."""
     lines = str(exc).strip().splitlines()
-    return lines[0][:_ERROR_LENGTH] if lines else type(exc).__name__
+    return cut(lines[0][:_ERROR_LENGTH], ERROR_BYTES) if lines else type(exc).__name__
 
 
 class Run(SilentObserver):
@@ -66,6 +67,7 @@ class Run(SilentObserver):
     """
 
     level: Level = "off"
+    _keep_boundaries = KEEP_PLAN_BOUNDARIES
 
     def __init__(self, identity: Identity, request: Request, tools: Tools, forward: DecodeObserver) -> None:
         """Nothing is measured before the block is entered."""
@@ -173,7 +175,7 @@ class Run(SilentObserver):
             started_at=self._started_at,
             wall_ns=wall_ns,
             level=self.level,
-            identity=self.identity,
+            identity=bounded_identity(self.identity),
             environment=environment,
             environment_id=environment_id(environment),
             request=self.request,
@@ -206,7 +208,7 @@ class Run(SilentObserver):
     def planned(self, plan: PlanSummary) -> None:
         """See DecodeObserver. A decode that is planned again begins again, and so do its boundaries."""
         self._next.planned(plan)
-        self._plan = plan
+        self._plan = bounded_plan(plan, self._keep_boundaries)
         self._boundaries = BoundaryTally()
 
     def op_started(self, index: int, n_ops: int, name: str, n_tiles: int) -> None:

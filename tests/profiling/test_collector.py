@@ -110,7 +110,7 @@ def test_lists_are_bounded_and_counts_are_not() -> None:
     assert (record.tiles.count, record.tiles.distinct_shapes, len(record.tiles.shapes)) == (300, 300, 64)
     assert (record.convs.distinct, len(record.convs.shapes)) == (300, 64)
     assert (record.n_fallbacks, len(record.fallbacks)) == (300, 64)
-    assert (record.batch.n_passes, len(record.batch.passes)) == (300, 256)
+    assert (record.batch.n_passes, len(record.batch.passes)) == (300, 64)
 
 
 def test_a_second_plan_means_that_the_work_so_far_was_in_vain() -> None:
