@@ -133,6 +133,8 @@ def _metrics(session: Session, asked: Asked) -> Answer:
 def _panel(session: Session, asked: Asked) -> Answer:
     """The last panel of a node, for a page that was loaded after it."""
     panel = session.panels.last(asked.name) if len(asked.name) <= _MAX_NAME else None
+    if panel is None and asked.query.get("missing") == "null":
+        return _json(None)  # browsers tell every refusal in their console, and a node that has not run is no fault
     if panel is None:
         raise RefusedError(404, "this node has decoded nothing since ComfyUI was started; run it first")
     return _json(panel)

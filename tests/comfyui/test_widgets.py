@@ -48,7 +48,7 @@ def test_ui_6_nodes_as_described(server: Server, install: Install, spec: NodeSpe
     assert info["output_name"] == [socket.id for socket in spec.outputs]
     order = [name for part in ("required", "optional") for name in info["input_order"].get(part, [])]
     assert order == [link.id for link in spec.links] + [widget.id for widget in spec.widgets]
-    assert info["input"]["hidden"] == {"unique_id": ["UNIQUE_ID"]}
+    assert info["input"]["hidden"]["unique_id"] == ["UNIQUE_ID"]
     if install.version >= (0, 20):
         assert info["search_aliases"] == list(spec.aliases)
         assert info["has_intermediate_output"] is not spec.is_output

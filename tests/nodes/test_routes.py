@@ -141,6 +141,7 @@ def test_metrics_are_the_eleven_and_the_counts() -> None:
 def test_panel_of_a_node() -> None:
     session = new_session()
     assert "run it first" in error_of(ask(session, "/halo_vae/panels/{name}", "4"), 404)
+    assert body_of(ask(session, "/halo_vae/panels/{name}", "4", missing="null")) is None
     done = actions.decode(session.at("12:4"), {"samples": latent((1, 4, 4, 4))}, kl_vae())
     assert body_of(ask(session, "/halo_vae/panels/{name}", "12:4")) == done.panel
     error_of(ask(session, "/halo_vae/panels/{name}", "4" * 5000), 404)
