@@ -9,7 +9,7 @@ STAMP := $(VENV)/.halo-vae-installed
 # Threads that wait without spinning: fairer on a busy machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint clean
+.PHONY: demo test browser lint clean
 
 demo: $(STAMP)
 	$(BIN)/halo-vae demo -o demo_output --force
@@ -17,6 +17,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	@# Two at a time: each test keeps to tiny tensors, which one core has done before a second would help.
 	$(BIN)/pytest -n 2
+
+browser: $(STAMP)
+	@# The pages on a stand-in for ComfyUI; those on a real one also want `--with comfyui`. Needs a Chromium.
+	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	$(BIN)/pytest -n 2 -m "browser and not comfyui" tests/browser
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

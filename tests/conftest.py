@@ -59,7 +59,11 @@ def _missing_comfyui() -> str | None:
 
 
 def _missing_browser() -> str | None:
-    return None if importlib.util.find_spec("playwright") else "playwright is not installed"
+    from halo_vae.tests.browser.chromium import chromium
+
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed; install the extra `browser`"
+    return None if chromium() else "no Chromium is installed; HALO_VAE_BROWSER may name one"
 
 
 def _missing_gpu() -> str | None:

@@ -1,6 +1,6 @@
 /** The columns of the history's table. */
 
-import { formatBytes, formatCount, formatMoment, formatNs, formatScore, isNumber } from "../view/format.js";
+import { formatBytes, formatCount, formatMoment, formatNs, formatScore, formatShortMoment, isNumber } from "../view/format.js";
 import { shortDtype, shortHash, sizeWords, statusWords } from "../view/words.js";
 
 /** @typedef {import("../types.js").HistoryRow} HistoryRow */
@@ -17,7 +17,10 @@ import { shortDtype, shortHash, sizeWords, statusWords } from "../view/words.js"
 
 /** @type {Column[]} */
 export const COLUMNS = [
-  { id: "started_at", label: "started", value: (row) => row.started_at, text: (row) => formatMoment(row.started_at) },
+  {
+    id: "started_at", label: "started", value: (row) => row.started_at, text: (row) => formatShortMoment(row.started_at),
+    title: (row) => formatMoment(row.started_at),
+  },
   {
     id: "status", label: "outcome", value: (row) => statusWords(row.status).word,
     text: (row) => `${statusWords(row.status).sign} ${statusWords(row.status).word}`, title: (row) => row.error ?? "",

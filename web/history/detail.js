@@ -25,12 +25,11 @@ export function detail(record) {
     { class: "halo-vae-detail", "data-record": record.record_id ?? "" },
     headline(panel),
     record.error === null ? null : element("div", { class: "halo-vae-sentence", "data-state": statusWords(record.status).state }, record.error),
-    phases(record), memory(panel), precision(panel), counts(panel),
+    phases(record), memory(panel), precision(panel), counts(panel), opsTable(record),
     list("Plan", planRows(record)), list("Memory counters", memoryRows(record)), list("Work", workRows(record, panel.summary)),
     list("Fallbacks", record.fallbacks.slice(0, SHOWN).map((f) => [f.kind.replaceAll("_", " "), `${f.given} → ${f.used}`, `${f.where}: ${f.reason}`])),
     list("Where parts of the video meet", boundaryRows(record)),
     list("Tile shapes", (record.tiles?.shapes ?? []).map((t) => [formatShape(t.shape), shortDtype(t.dtype), formatCount(t.count, "tile")])),
-    opsTable(record),
     list("Where and when", placeRows(record)),
   );
 }

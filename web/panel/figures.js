@@ -160,7 +160,7 @@ export function recent(panel) {
   const runs = panel.recent;
   if (!runs.length) return null;
   const failed = runs.some((run) => run.status !== "ok");
-  const key = ["▮ warm", "▯ first run", failed ? "✕ failed" : null, failed ? "■ cancelled" : null, isNumber(panel.median_ns) ? "┄ median" : null];
+  const key = ["▮ warm", "▯ first run", failed ? "✕ failed" : null, failed ? "■ cancelled" : null, runs.some((run) => !run.same) ? "grey: other input" : null, isNumber(panel.median_ns) ? "┄ median" : null];
   return section(
     headed(`Last ${formatCount(runs.length, "decode")}`, element("div", { class: "halo-vae-note" }, key.filter(Boolean).join("  "))),
     sparkline(runs, panel.median_ns),

@@ -166,6 +166,16 @@ export function formatMoment(moment) {
 }
 
 /**
+ * A moment without its year, where room is scarce: "03-01 14:05:09".
+ *
+ * @param {string} moment ISO 8601
+ * @returns {string}
+ */
+export function formatShortMoment(moment) {
+  return formatMoment(moment).replace(/^\d{4}-(?=\d\d-\d\d )/, "");
+}
+
+/**
  * @param {unknown} value
  * @returns {value is number}
  */
