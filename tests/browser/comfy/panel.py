@@ -61,7 +61,7 @@ class History:
         return self.rows.evaluate_all("all => all.map(e => e.dataset.record)")  # type: ignore[no-any-return]
 
     def column(self, name: str) -> list[str]:
-        cells = self.rows.locator(f'[data-column="{name}"]')
+        cells = self.rows.locator(f'[data-cell="{name}"]')
         return cells.evaluate_all("all => all.map(e => e.textContent.trim())")  # type: ignore[no-any-return]
 
     def sort(self, column: str) -> None:
