@@ -183,7 +183,7 @@ def amdsmi_source(pci: str | None, load: Callable[[], Any]) -> EnergySource | No
         try:
             found = smi.amdsmi_get_energy_count(handle)
             ticks = found["energy_accumulator"] if "energy_accumulator" in found else found["power"]
-            return round(ticks * found["counter_resolution"])
+            return int(ticks * found["counter_resolution"])
         except Exception:  # its own exceptions have no base that every version shares
             return None
 
