@@ -11,9 +11,9 @@ EventKind = Literal["phase", "op", "op_end", "tile", "chunk", "plan", "fallback"
 EVENT_KINDS: tuple[EventKind, ...] = ("phase", "op", "op_end", "tile", "chunk", "plan", "fallback", "cut")
 PHASE, OP, OP_END, TILE, CHUNK, PLAN, FALLBACK, CUT = range(len(EVENT_KINDS))
 CUT_DETAIL, CUT_ALL = 0, 1
-KEEP_DETAIL = 12_288
-"""Events after which phases and tiles are left out: pictures have fewer, long clips have many times as many."""
-KEEP_EVENTS = 16_384
+KEEP_DETAIL = 24_576
+"""Events after which phases and tiles are left out: a picture of 2048² has fewer, a long clip many times as many."""
+KEEP_EVENTS = 28_672
 """Events after which ops and all else are left out too."""
 KEEP_SAMPLES = 1_024
 """Memory samples after which every second one is given up, the lower of two neighbours."""

@@ -57,7 +57,7 @@ def test_ten_thousand_ops_stay_within_bounds() -> None:
     assert [c["name"] for c in cuts] == ["from here phases and tiles left out", "from here everything left out"]
     detailed = [op for op in read.decode.of("op") if op.children]
     assert len(detailed) == len([op for op in read.decode.of("op") if op.start < cuts[0]["ts"] * 1000])
-    assert len(read.decode.of("op")) > 2 * len(detailed)  # ops go on after their tiles were left out
+    assert len(read.decode.of("op")) > len(detailed) + 1000  # ops go on after their tiles were left out
     assert max(n.end for n in read.decode.of("tile")) <= cuts[0]["ts"] * 1000
     assert max(n.end for n in read.decode.of("op")) <= cuts[1]["ts"] * 1000
     assert "of the first 2 048 of 10 000 op runs" in render_record(record)
@@ -66,11 +66,11 @@ def test_ten_thousand_ops_stay_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("plan", ["strips", "tiles"])
-@pytest.mark.parametrize("edge", [64, 128])
+@pytest.mark.parametrize("edge", [64, 256])
 def test_a_full_size_picture_is_not_cut(plan: str, edge: int) -> None:
     decoder = open_decoder(SpecWeights(sd_shapes()))
     summary = Engine(profile=profile()).plan(decoder, (1, 4, edge, edge), settings(plan=plan)).summary
-    per_tile, per_op = 6, 4  # a tile and its phases; an op, its end and the phases before its first tile
+    per_tile, per_op = 5, 4  # a tile and its phases; an op, its end and the phases before its first tile
     assert per_tile * summary.n_tiles + per_op * len(decoder.program.ops) < KEEP_DETAIL
 
 
