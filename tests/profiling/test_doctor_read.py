@@ -75,6 +75,7 @@ def test_gpu_that_the_driver_lost_still_gets_a_report(monkeypatch: pytest.Monkey
     assert "no device" not in render_report(report.redacted())
 
 
+@pytest.mark.usefixtures("machine_memory")
 def test_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(device_readers, "SYS", tmp_path / "sys")
