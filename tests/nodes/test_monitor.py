@@ -12,10 +12,11 @@ from halo_vae.nodes import actions, monitor
 from halo_vae.nodes.advice import advise
 from halo_vae.optim.errors import LatentError
 from halo_vae.optim.events import Fallback
+from halo_vae.profiling.bandwidth import PROCESS_RATES
 from halo_vae.profiling.doctor_facts import Facts
 from halo_vae.profiling.environment import read_environment
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus
-from halo_vae.profiling.render.units import format_bytes
+from halo_vae.profiling.render.units import format_bytes, format_rate
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, latent
 from halo_vae.tests.nodes.fake_host import GIB, FakeHost
@@ -87,6 +88,9 @@ def test_panel_without_inputs(tmp_path: Path) -> None:
     assert "3.00 GiB" in text
     assert "nothing was decoded yet" in text
     assert "VAE\n" not in text
+    rate = PROCESS_RATES.known("cpu")  # the monitor measured it
+    assert rate is not None
+    assert f"plain copy {format_rate(rate)}" in " ".join(text.split())
 
 
 def test_panel_of_a_known_vae(tmp_path: Path) -> None:
