@@ -9,7 +9,7 @@ from .units import NA, format_bytes, format_ns, format_shape
 
 SHORT_ID = 8
 """Digits of an id that are shown."""
-_HEAD = ("id", "started (UTC)", "decoder", "vae", "device", "latent", "picture", "time", "peak", "precision", "outcome")
+_HEAD = ("id", "started (UTC)", "decoder", "vae", "device", "latent", "picture", "time", "memory", "precision", "outcome")
 _ERROR = 60
 
 
@@ -34,7 +34,7 @@ def _cells(row: HistoryRow) -> tuple[str, ...]:
         format_shape(row.latent_shape),
         format_shape(row.image_shape),
         format_ns(row.wall_ns) + ("*" if row.first_of_shape else ""),
-        format_bytes(row.measured_bytes),
+        format_bytes(row.used_bytes),
         precision,
         _outcome(row),
     )

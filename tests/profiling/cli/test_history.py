@@ -19,12 +19,13 @@ from halo_vae.profiling import memory_chart
 from halo_vae.profiling.cli import history_files
 from halo_vae.profiling.codec import encode
 from halo_vae.profiling.export import csv_of, json_of
+from halo_vae.profiling.memory import MemoryCounters
 from halo_vae.profiling.record import DecodeRecord, DecodeStatus
 from halo_vae.profiling.render.text import render_record
 from halo_vae.profiling.rows import row_of
 from halo_vae.profiling.store import HistoryStore
 from halo_vae.profiling.trace import chrome_trace
-from halo_vae.tests.profiling.fakes import busy_events, make_collector, record_events
+from halo_vae.tests.profiling.fakes import FakeCounter, busy_events, make_collector, record_events
 
 Run = Callable[..., Any]
 BASE: DecodeRecord = record_events(make_collector("per_op"), busy_events)
@@ -86,6 +87,23 @@ def test_list_can_be_narrowed(halo: Run, history: HistoryStore, flags: tuple[str
     ended = halo("history", "list", *flags)
     assert (ended.code, shown_ids(ended.out)) == (0, ids)
     assert ids or ended.out == "no decode is recorded that fits\n"
+
+
+def test_memory_is_what_a_decode_used_of_the_pool_too(halo: Run, history: HistoryStore) -> None:
+    counter = FakeCounter(now=1000)
+
+    def events(run: Any) -> None:
+        busy_events(run)
+        run.pool_at_start(250)
+        counter.touch(5 << 20)  # above its start
+
+    def counters(device: str) -> MemoryCounters:
+        return MemoryCounters(allocated=None, reserved=None, process=counter, available_bytes=None)
+
+    history.append(record_events(make_collector(memory=counters), events))
+    line = halo("history", "list", "--limit", "1").out.splitlines()[1]
+    assert "5.00 MiB" in line
+    assert row_of(history.read(1).records[0]).used_bytes == (5 << 20) + 250
 
 
 def test_a_filter_looks_beyond_the_first_page(halo: Run, history: HistoryStore) -> None:
