@@ -9,7 +9,9 @@ from .units import NA, format_bytes, format_ns, format_shape
 
 SHORT_ID = 8
 """Digits of an id that are shown."""
-_HEAD = ("id", "started (UTC)", "decoder", "vae", "device", "latent", "picture", "time", "memory", "precision", "outcome")
+_HEAD = (
+    "id", "started (UTC)", "decoder", "vae", "device", "latent", "picture", "time", "memory", "precision", "outcome",
+)  # fmt: skip
 _ERROR = 60
 
 
