@@ -265,6 +265,9 @@ def test_clearing_asks_first(open_page: Open, backend: Backend) -> None:
     question = tab.get_by_role("alertdialog")
     assert "cannot be undone" in question.inner_text()
     assert tab.page.evaluate("document.activeElement.textContent") == "Keep it"
+    tab.page.keyboard.press("Escape")
+    assert not question.is_visible()
+    tab.locator("[data-action=clear]").click()
     tab.locator("[data-action=clear-cancel]").click()
     assert not question.is_visible()
     assert len(backend.store.read().records) == 6
@@ -357,3 +360,21 @@ def test_everything_has_a_name(open_page: Open, backend: Backend) -> None:
     assert tab.locator("table caption").first.inner_text() == "Decodes"
     assert tab.locator("thead th:not([scope=col])").count() == 0
     assert tab.locator(".halo-vae-table tbody tr").first.locator("th[scope=row]").count() == 1
+
+
+def test_older_decodes_stay_when_a_new_one_ends(open_page: Open, backend: Backend) -> None:
+    first = backend.bench.decode()
+    n = DEFAULT_ROWS + 5
+    for i in range(n):
+        backend.store.append(replace(first, record_id=f"{i:032x}"))
+    page = open_page()
+    tab = open_tab(page)
+    tab.locator("[data-action=older]").click()
+    tab.locator("[data-action=more]").click()
+    assert tab.locator("tr[data-record]").count() == n
+    tab.locator(f"tr[data-record='{1:032x}'] button").focus()
+    panel = backend.add(replace(first, record_id="f" * 32), node="5")
+    page.evaluate("panel => comfy.api.send('halo_vae.ended', { node: '5', prompt_id: 'p', panel })", panel)
+    tab.locator(f"tr[data-record='{'f' * 32}']").wait_for()
+    assert tab.locator("tr[data-record]").count() == n + 1
+    assert page.evaluate("document.activeElement.closest('tr').dataset.record") == f"{1:032x}"

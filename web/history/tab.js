@@ -45,7 +45,8 @@ export class HistoryTab {
     this.older = button("Older decodes", () => this.#readOlder(), { "data-action": "older", hidden: true });
     this.sizes = /** @type {HTMLSelectElement} */ (this.#choice("size", "any size"));
     this.totals = element("div", { class: "halo-vae-totals" });
-    this.question = element("div", { class: "halo-vae-question", role: "alertdialog", "aria-label": "Clear the history?", hidden: true });
+    this.question = element("div", { class: "halo-vae-question", role: "alertdialog", "aria-label": "Clear the history?", hidden: true,
+      on: { keydown: (/** @type {KeyboardEvent} */ event) => event.key === "Escape" && this.#closeQuestion() } });
     this.clearButton = button("Clear…", () => this.#askToClear(), { "data-action": "clear" });
     this.list = element("div", { class: "halo-vae-list-view" }, this.#toolbar(), this.question, this.#filters(), this.message,
       this.charts, this.table.element, this.older, this.totals);
@@ -78,9 +79,7 @@ export class HistoryTab {
     this.#isStale = false;
     await this.#tell(async () => {
       const [page, metrics] = await Promise.all([this.routes.history(), this.routes.metrics()]);
-      this.#rows = page.rows;
-      this.#next = page.next;
-      this.#skipped = page.skipped;
+      this.#take(page);
       this.#metrics = metrics;
       fill(this.totals, metricsSections(metrics));
       this.#draw();
@@ -89,6 +88,23 @@ export class HistoryTab {
     this.#isReading = false;
     // a decode that ended while the page was read
     if (this.#isStale && this.element.isConnected) this.refresh();
+  }
+
+  /**
+   * Put the newest rows before those that are known, so that older ones that were asked for stay.
+   *
+   * @param {import("../types.js").HistoryPage} page
+   */
+  #take(page) {
+    const ids = new Set(page.rows.map((row) => row.record_id));
+    const older = this.#rows.filter((row) => !ids.has(row.record_id));
+    if (older.length === this.#rows.length || ids.has("")) {
+      this.#rows = page.rows;
+      this.#next = page.next;
+      this.#skipped = page.skipped;
+    } else {
+      this.#rows = [...page.rows, ...older];
+    }
   }
 
   /**
@@ -127,8 +143,7 @@ export class HistoryTab {
     this.recordView.hidden = true;
     this.list.hidden = false;
     fill(this.recordView);
-    const row = [...this.list.querySelectorAll("tr[data-record]")].find((tr) => tr.getAttribute("data-record") === id);
-    /** @type {HTMLElement | null | undefined} */ (row?.querySelector("button"))?.focus();
+    if (id) this.table.focusRow(id);
   }
 
   async #readOlder() {

@@ -159,8 +159,15 @@ export function counts(panel) {
 export function recent(panel) {
   const runs = panel.recent;
   if (!runs.length) return null;
-  const failed = runs.some((run) => run.status !== "ok");
-  const key = ["▮ warm", "▯ first run", failed ? "✕ failed" : null, failed ? "■ cancelled" : null, runs.some((run) => !run.same) ? "grey: other input" : null, isNumber(panel.median_ns) ? "┄ median" : null];
+  const states = runs.map((run) => statusWords(run.status).state);
+  const key = [
+    runs.some((run, i) => states[i] === "ok" && !run.cold) && "▮ warm",
+    runs.some((run, i) => states[i] === "ok" && run.cold) && "▯ first",
+    states.includes("error") && "✕ failed",
+    states.includes("interrupted") && "■ cancelled",
+    runs.some((run) => !run.same) && "▒ other input",
+    isNumber(panel.median_ns) && "┄ median",
+  ];
   return section(
     headed(`Last ${formatCount(runs.length, "decode")}`, element("div", { class: "halo-vae-note" }, key.filter(Boolean).join("  "))),
     sparkline(runs, panel.median_ns),

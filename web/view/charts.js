@@ -87,7 +87,8 @@ export function gauge(predicted, used, label) {
  * @returns {HTMLElement}
  */
 export function sparkline(recent, medianNs) {
-  const most = Math.max(1, medianNs ?? 0, ...recent.map((run) => run.wall_ns));
+  const ended = recent.filter((run) => run.status === "ok");
+  const most = Math.max(1, medianNs ?? 0, ...ended.map((run) => run.wall_ns));
   const newest = recent.at(-1);
   const label = newest
     ? `The last ${formatCount(recent.length, "decode")} of this node; the newest took ${formatNs(newest.wall_ns)}`

@@ -4,7 +4,7 @@ const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
 /**
  * @typedef {Node | string | number | null | undefined | false} Leaf
- * @typedef {Leaf | Leaf[] | (Leaf | Leaf[])[]} Child
+ * @typedef {Leaf | any[]} Child an array holds more of them, to any depth
  * @typedef {Record<string, any>} Attributes `class`, `aria-*`, …; `style` is an object of CSS properties, `on` one of
  *   listeners by event; null, undefined and false leave an attribute out, true sets it empty
  */

@@ -59,7 +59,7 @@ export class SortedTable {
   /** @param {T[]} rows */
   show(rows) {
     this.#rows = rows;
-    this.#shown = PAGE_ROWS;
+    this.#shown = Math.max(PAGE_ROWS, Math.min(this.#shown, rows.length));
     this.#draw();
   }
 
@@ -103,8 +103,20 @@ export class SortedTable {
       if (isSorted) heading.setAttribute("aria-sort", this.isDescending ? "descending" : "ascending");
       else heading.removeAttribute("aria-sort");
     }
+    const focused = this.body.contains(document.activeElement) && document.activeElement?.closest("tr")?.dataset.record;
     fill(this.body, this.#ordered().slice(0, this.#shown).map((row) => this.#row(row)));
+    if (focused) this.focusRow(focused);
     this.#tellMore();
+  }
+
+  /**
+   * Put the keyboard on the button of a row.
+   *
+   * @param {string} record the row's `data-record`
+   */
+  focusRow(record) {
+    const row = [...this.body.querySelectorAll("tr")].find((tr) => tr.dataset.record === record);
+    row?.querySelector("button")?.focus({ preventScroll: true });
   }
 
   #tellMore() {
