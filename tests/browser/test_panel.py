@@ -273,3 +273,18 @@ def test_a_panel_of_another_version_says_what_to_do(open_page: Open, backend: Ba
     page = open_page()
     ended(page, backend.add(*warm_runs(backend, 1), node="5") | {"schema_version": 2})
     assert "reload the page" in panel_of(page).locator("[role=alert]").inner_text()
+
+
+def test_what_happens_while_the_server_is_asked_is_newer(open_page: Open, backend: Backend) -> None:
+    data = backend.add(*warm_runs(backend, 1), node="6")
+    state = open_page().evaluate(
+        """async (data) => {
+          const { NodePanel } = await import("/extensions/halo_vae/panel/panel.js");
+          const panel = new NodePanel();
+          panel.fail("newer");
+          panel.show(data, { isRestored: true });
+          return panel.state;
+        }""",
+        data,
+    )
+    assert state == "error"

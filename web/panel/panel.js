@@ -74,7 +74,8 @@ export class NodePanel {
       if (data) this.#fail("error", "This page and the server are of different versions of Halo VAE; reload the page.");
       return;
     }
-    if (isRestored && (this.#data || this.#progress)) return;
+    // what happened while the server was asked is newer than its answer
+    if (isRestored && (this.#data || this.#progress || this.#trouble)) return;
     this.#data = data;
     this.#isRestored = isRestored;
     this.#hasEnded ||= !isRestored && !this.#isCached;
