@@ -72,7 +72,7 @@ def open_page(browser: Browser, backend: Backend) -> Iterator[Open]:
             page.on("request", lambda request: said.extend(_foreign(request.url, address)))
             page.goto(address)
             page.wait_for_selector("html[data-ready]")
-            page.evaluate(_SET_THEME, [theme == "dark", THEMES[theme]])
+            page.evaluate(_SET_THEME, [theme.startswith("dark"), THEMES[theme]])
             page.evaluate("nodes => comfy.load(nodes)", [list(node) for node in nodes])
             return page
 

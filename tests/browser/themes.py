@@ -1,4 +1,4 @@
-"""The colours that ComfyUI's own themes set on its page."""
+"""The colours that ComfyUI's own themes set on its page; older versions have another ground in the same theme."""
 
 from __future__ import annotations
 
@@ -14,3 +14,5 @@ THEMES = {
         "--error-text": "#f44336", "--node-color": "#f2f2f2",
     },
 }  # fmt: skip
+THEMES["dark-0.3.64"] = THEMES["dark"] | {"--comfy-menu-bg": "#353535"}
+THEMES["light-0.3.64"] = THEMES["light"] | {"--comfy-menu-bg": "#f5f5f5"}
