@@ -30,6 +30,14 @@ def open_tab(page: Page) -> Locator:
     return page.locator(".halo-vae-history")
 
 
+def open_row(tab: Locator) -> Locator:
+    """The one row's record in full."""
+    tab.locator("tr[data-record] button").click()
+    detail = tab.locator(".halo-vae-detail")
+    detail.wait_for()
+    return detail
+
+
 def column(tab: Locator, name: str) -> list[str]:
     texts: list[str] = tab.locator(f".halo-vae-table tbody [data-cell='{name}']").all_inner_texts()
     return texts
@@ -162,8 +170,7 @@ def test_one_record_in_full(open_page: Open, backend: Backend) -> None:
     record = records.video(Bench("per_op"))
     backend.add(record)
     tab = open_tab(open_page())
-    tab.locator("tr[data-record] button").click()
-    detail = tab.locator(".halo-vae-detail")
+    detail = open_row(tab)
     assert detail.get_attribute("data-record") == record.record_id
     text = detail.inner_text()
     assert detail.locator("[data-figure=wall_ns]").inner_text() == units.format_ns(record.wall_ns)
@@ -207,10 +214,9 @@ def test_ten_thousand_ops_are_laid_out_a_hundred_at_a_time(open_page: Open, back
     backend.bench.collector = Bench().collector
     backend.add(record)
     tab = open_tab(open_page())
-    tab.locator("tr[data-record] button").click()
+    open_row(tab)
     rows = tab.locator(".halo-vae-detail .halo-vae-table tbody tr")
     more = tab.locator(".halo-vae-detail [data-action=more]")
-    more.wait_for()
     assert rows.count() == 100
     assert "10 000 ops" in tab.locator(".halo-vae-detail").inner_text()
     assert more.inner_text() == "Show 100 more of 9 900 ops"
@@ -228,8 +234,7 @@ def test_names_are_shown_as_text(open_page: Open, backend: Backend) -> None:
     page = open_page()
     tab = open_tab(page)
     assert column(tab, "family") == [f"{records.HOSTILE} =1+1"]
-    tab.locator("tr[data-record] button").click()
-    detail = tab.locator(".halo-vae-detail")
+    detail = open_row(tab)
     assert {records.HOSTILE, records.FORMULA} < set(column(detail, "op"))
     assert f"{records.FORMULA} → {records.HOSTILE}" in detail.inner_text()
     assert tab.locator("img, script").count() == 0
@@ -252,7 +257,7 @@ def test_files_to_take_away(form: str, open_page: Open, backend: Backend, tmp_pa
         assert json.loads(text)["traceEvents"]
     else:
         assert record.record_id in json.dumps(json.loads(text))
-    tab.locator("tr[data-record] button").click()
+    open_row(tab)
     with tab.page.expect_download() as download:
         tab.locator(f".halo-vae-record-view [data-export={form}]").click()
     assert record.record_id in download.value.suggested_filename
