@@ -55,7 +55,7 @@ class SpecWeights:
     @property
     def content_hash(self) -> str:
         """See WeightSource."""
-        return hash_weights(self.specs, {})
+        return hash_weights(self.specs, lambda name: b"")
 
     def get(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Always a WeightsError."""

@@ -36,7 +36,7 @@ class ModuleWeights:
     def content_hash(self) -> str:
         """See WeightSource; taken once. Tensors that are not there yet count by shape alone."""
         if self._hash is None:
-            self._hash = hash_weights(self._specs, {name: self._sample(name) for name in self._specs})
+            self._hash = hash_weights(self._specs, self._sample)
         return self._hash
 
     def get(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:

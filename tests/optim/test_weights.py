@@ -59,6 +59,22 @@ def test_the_hash_of_one_content_is_the_same_in_memory_and_on_disk(tmp_path: Pat
     assert FileWeights(tmp_path / "w.safetensors").content_hash == MappingWeights(small_weights()).content_hash
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.conv_in.weight", "quant_conv.bias", "first_stage_model.encoder.mid.q", "taesd_encoder.0.w", "conv1.w"],
+)
+def test_what_only_encodes_does_not_count(name: str, tmp_path: Path) -> None:
+    base = small_weights()
+    wanted = MappingWeights(base).content_hash
+    for value in (0.0, float("nan")):  # what a host leaves where a file has no encoder
+        more = dict(base) | {name: torch.full((3,), value)}
+        save_file(more, str(tmp_path / "more.safetensors"))
+        assert MappingWeights(more).content_hash == FileWeights(tmp_path / "more.safetensors").content_hash == wanted
+    # what decodes counts, under names as like as these
+    for kept in ("post_quant_conv.more", "decoder.conv1.w", "conv2.w"):
+        assert MappingWeights(dict(base) | {kept: torch.zeros(3)}).content_hash != wanted
+
+
 def test_the_hash_takes_tensors_of_every_kind() -> None:
     odd = {
         "scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), "half": torch.ones(9).bfloat16(),
