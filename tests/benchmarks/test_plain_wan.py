@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from halo_vae.benchmarks.plain_wan import random_wan_weights, wan_shapes
+from halo_vae.benchmarks.plain_wan import PlainWanDecoder, random_wan_weights, wan_shapes
 from halo_vae.optim.families import lower
 from halo_vae.optim.weights import MappingWeights
-from halo_vae.tests.goldens import golden
+from halo_vae.tests.goldens import TOLERANCE, golden
 from halo_vae.tests.optim.families.clip_checks import decode_clips
 
 
@@ -31,3 +32,21 @@ def test_weights_are_seeded_and_decode_to_a_clip_of_moderate_deviation() -> None
     clip = decode_clips(lower(MappingWeights(weights).specs), weights, latent)
     assert clip.shape == (1, 3, 9, 48, 56)
     assert 0.2 < clip.std().item() < 1.5
+
+
+def test_plain_decoder_decodes_the_golden() -> None:
+    g = golden("wan21")
+    module = PlainWanDecoder.from_weights(g.weights)
+    for case, latent in g.latents.items():
+        decoded = module.decode(latent)
+        assert decoded.shape == g.expected[case].shape, case
+        assert (decoded - g.expected[case]).abs().max().item() <= TOLERANCE, case
+
+
+def test_plain_decoder_tells_what_is_missing() -> None:
+    weights = random_wan_weights(dim=8)
+    with pytest.raises(ValueError, match="not a whole Wan 2.1 decoder"):
+        PlainWanDecoder.from_weights({"decoder.conv1.weight": weights["decoder.conv1.weight"]})
+    del weights["decoder.middle.1.proj.bias"]
+    with pytest.raises(ValueError, match="proj.bias"):
+        PlainWanDecoder.from_weights(weights)
