@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +44,7 @@ class Host:
         self.complaints: list[str] = []
         """Errors and warnings in the console that come from this package, failed requests for its files among them."""
         self.console: list[str] = []
+        self._settings = SETTINGS
         page.set_default_timeout(STEP_MS)
         page.on("console", self._on_console)
         page.on("pageerror", self._on_error)
@@ -55,11 +54,14 @@ class Host:
 
     def open(self, **settings: Any) -> None:
         """A fresh page with these settings."""
-        self.server.post("/settings", {**SETTINGS, **settings})
+        self._settings = {**SETTINGS, **settings}
+        self.server.post("/settings", self._settings)
         self.page.goto(f"http://127.0.0.1:{self.server.port}/", timeout=LOAD_MS)
         self._await_ready()
 
     def reload(self) -> None:
+        """As with F5; another page may have changed the server's settings meanwhile."""
+        self.server.post("/settings", self._settings)
         self.page.reload(timeout=LOAD_MS)
         self._await_ready()
 
@@ -164,14 +166,19 @@ class Host:
             self.page.keyboard.press("Escape")
             self.settle()
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Nothing of this package complains in the console."""
-        before = len(self.complaints)
-        yield
-        assert self.complaints[before:] == []
+    def tidy(self, settings: dict[str, Any]) -> None:
+        """Set these, and leave nothing open over the canvas or beside it."""
+        self.close_dialogs()
+        for key, value in settings.items():
+            self.set(key, value)
+        self.page.evaluate("() => { window.comfyAPI.app.app.extensionManager.sidebarTab.activeSidebarTabId = null; }")
 
     # -- the console
+
+    def take_complaints(self) -> list[str]:
+        """Errors and warnings of ours since the last call."""
+        taken, self.complaints = self.complaints, []
+        return taken
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type not in ("error", "warning"):

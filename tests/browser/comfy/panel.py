@@ -57,6 +57,18 @@ class History:
         self.page.locator(f".{TAB}-tab-button").click()
         self.root.wait_for()
 
+    def start_over(self) -> None:
+        """The newest decodes, all of them."""
+        back = self.root.locator('[data-action="back"]')
+        if back.is_visible():
+            back.click()
+        self.root.locator('[data-filter="outcome"]').select_option("")
+        self.root.locator('[data-filter="vae"]').fill("")
+        if self.root.locator('th[data-column="started_at"]').get_attribute("aria-sort") != "descending":
+            self.sort("started_at")
+            self.sort("started_at")
+        self.root.locator('[data-action="refresh"]').click()
+
     def ids(self) -> list[str]:
         return self.rows.evaluate_all("all => all.map(e => e.dataset.record)")  # type: ignore[no-any-return]
 

@@ -25,14 +25,12 @@ def dialog(host: Host) -> Locator:
 
 
 def test_entries_are_in_the_dialog(host: Host) -> None:
-    host.open()
     found = dialog(host)
     for name in IDS:
         assert found.locator(f"[id='{name}']").count() == 1, name
 
 
 def test_a_choice_in_the_dialog_reaches_the_server(host: Host, workflows: Workflows) -> None:
-    host.open(**{"HaloVAE.Profile": "summary"})
     found = dialog(host)
     found.locator("[id='HaloVAE.Profile']").click()
     with host.page.expect_response(lambda answer: "/settings" in answer.url and answer.request.method == "POST"):
@@ -52,4 +50,3 @@ def test_a_choice_in_the_dialog_reaches_the_server(host: Host, workflows: Workfl
     panel.wait_for("ok")
     assert record_of(host, panel.record_id)["level"] == "off"
     assert "profile level is off" in panel.text
-    host.set("HaloVAE.Profile", "summary")
