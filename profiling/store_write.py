@@ -10,8 +10,11 @@ from pathlib import Path
 from .tail import BLOCK_BYTES
 
 
-def append_bytes(path: Path, line: bytes) -> None:
-    """One write at the end of the file; a torn line left by a killed process is closed first. OSError."""
+def append_bytes(path: Path, line: bytes, *, sync: bool = False) -> None:
+    """One write at the end of the file; a torn line left by a killed process is closed first. OSError.
+
+    With `sync` the line is on the disk when this returns.
+    """
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
     try:
         size = os.fstat(fd).st_size
@@ -23,6 +26,8 @@ def append_bytes(path: Path, line: bytes) -> None:
         if written != len(line):
             os.ftruncate(fd, size)
             raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written; the disk may be full")
+        if sync:
+            os.fsync(fd)
     finally:
         os.close(fd)
 
