@@ -159,19 +159,26 @@ class Host:
         self.page.evaluate("() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
 
     def close_dialogs(self) -> None:
-        """What ComfyUI lays over the canvas after an error."""
-        for _ in range(3):
-            if not self.page.locator(".p-dialog-mask:visible, [role=dialog]:visible").count():
+        """What ComfyUI lays over the canvas, after an error for example."""
+        opened = self.page.locator("[role=dialog]:not(.p-popover):visible")
+        for _ in range(5):
+            if (n := opened.count()) == 0:
                 return
             self.page.keyboard.press("Escape")
-            self.settle()
+            opened.nth(n - 1).wait_for(state="hidden")
 
     def tidy(self, settings: dict[str, Any]) -> None:
-        """Set these, and leave nothing open over the canvas or beside it."""
+        """Set these, and leave nothing open over the canvas or beside it, nor anything that follows the mouse."""
+        self.page.mouse.move(*self._corner())
         self.close_dialogs()
         for key, value in settings.items():
             self.set(key, value)
         self.page.evaluate("() => { window.comfyAPI.app.app.extensionManager.sidebarTab.activeSidebarTabId = null; }")
+
+    def _corner(self) -> tuple[int, int]:
+        size = self.page.viewport_size
+        assert size is not None
+        return size["width"] - 8, size["height"] - 8
 
     # -- the console
 
