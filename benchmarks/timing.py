@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-MIN_RUNS = 5
-SPREAD_LIMIT = 0.10
-"""(slowest - fastest) / median above which a figure is doubtful."""
-LOAD_LIMIT = 0.3
-"""Load average per core, before the first run, above which somebody else was computing too."""
+from halo_vae.profiling.ab.samples import LOAD_LIMIT, MIN_RUNS, SPREAD_LIMIT, load_average, spread_of
+
+__all__ = ["TimedCase", "best_ns", "doubts", "load_average", "time_in_turn"]
+
 Clock = Callable[[], int]
 
 
@@ -34,7 +32,7 @@ class TimedCase:
     @property
     def spread(self) -> float:
         """(slowest - fastest) / median."""
-        return (max(self.samples_ns) - min(self.samples_ns)) / self.median_ns
+        return spread_of(self.samples_ns)
 
 
 def time_in_turn(
@@ -65,14 +63,6 @@ def best_ns(cases: Sequence[TimedCase], engine: str) -> float:
     if not medians:
         raise ValueError(f"{engine} was not timed; timed: {', '.join(dict.fromkeys(c.engine for c in cases))}")
     return min(medians)
-
-
-def load_average() -> float | None:
-    """Runnable threads over the last minute; None where the system does not tell (Windows)."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
 
 
 def doubts(

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
+from ..optim.errors import SettingsError
 from ..optim.settings import DecodeSettings, Method, PrecisionMode
 from ..optim.tune import TuneOptions
+from ..profiling.ab.run import Plan
 from ..profiling.record import DecodeRecord
 from ..profiling.render.text import render_record
 from ..profiling.render.units import byte_units
+from .benchmark import Benchmarked, run_benchmark
 from .monitor import render_monitor
 from .session import Decoded, Session
 from .stock import TiledOptions
 from .tuning import tune_vae
+
+STOCK_TILED = TiledOptions(tile_size=512, overlap=64, temporal_size=64, temporal_overlap=8)
+"""The host's VAE Decode (Tiled) as it comes."""
 
 
 class Decodes(Protocol):
@@ -132,3 +138,29 @@ def tune(
     """The node HaloVAETune. UnknownDecoderError for a VAE that is not decoded exactly."""
     options = TuneOptions(budget_s=budget_seconds, precisions=try_precisions, fp16_accumulation=fp16_accumulation)
     return tune_vae(session, vae, options)
+
+
+def benchmark(
+    session: Session,
+    samples: Mapping[str, Any],
+    vae: Any,
+    warm_ups: int = 1,
+    runs: int = 5,
+    method: str = "auto",
+    precision_mode: str = "auto",
+    tile_size: int = 768,
+    overlap: int = 96,
+    chunk_frames: int = 0,
+    stock: str = "plain",
+) -> Benchmarked:
+    """The node HaloVAEBenchmark. SettingsError for a value that no widget offers, and the errors of a decode."""
+    if stock not in ("plain", "tiled"):
+        raise SettingsError(f"stock is {stock!r}; choose one of plain, tiled")
+    if warm_ups < 0 or runs < 1:
+        raise SettingsError(f"warm_ups is {warm_ups} and runs is {runs}; they may be 0 and 1 or more")
+    settings = DecodeSettings(
+        method=cast(Method, method), precision_mode=cast(PrecisionMode, precision_mode),
+        tile_size=tile_size, overlap=overlap, chunk_frames=chunk_frames,
+    )  # fmt: skip
+    plan = Plan(warm_ups=warm_ups, runs=runs)
+    return run_benchmark(session, samples, vae, settings, plan, STOCK_TILED if stock == "tiled" else None)

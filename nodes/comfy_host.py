@@ -21,6 +21,7 @@ import comfy.ops
 import comfy.utils
 import torch
 from comfy_api.latest import ComfyExtension, io, ui
+from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 from torch import Tensor, nn
 
@@ -32,12 +33,15 @@ from .routes import MAX_BODY_BYTES, ROUTES, Asked, Route, answer
 from .session import Session
 from .specs import CATEGORY, Link, NodeSpec, Socket, Widget
 
-__all__ = ["ComfyExtension", "ComfyHost", "add_routes", "io", "node_of", "panel", "schema_of"]
+__all__ = ["ComfyExtension", "ComfyHost", "add_routes", "io", "known", "node_of", "panel", "schema_of"]
 
 log = logging.getLogger("halo_vae")
 
 _QUANTIZED: Any = getattr(comfy.ops, "QuantizedTensor", ())
-_SOCKETS: dict[str, Any] = {"LATENT": io.Latent, "VAE": io.Vae, "IMAGE": io.Image, "STRING": io.String, "INT": io.Int}
+_SOCKETS: dict[str, Any] = {
+    "LATENT": io.Latent, "VAE": io.Vae, "IMAGE": io.Image, "STRING": io.String, "INT": io.Int,
+    "FLOAT": io.Float,
+}  # fmt: skip
 
 
 # -- schema
@@ -63,6 +67,11 @@ def panel(*results: Any, text: str, data: Panel | None = None) -> Any:
     """A node's results, with a text for ComfyUI's own preview and data for our panel."""
     shown: dict[str, Any] = dict(ui.PreviewText(text).as_dict())
     return io.NodeOutput(*results, ui=shown if data is None else {**shown, "halo_vae": [data]})
+
+
+def known(result: Any) -> Any:
+    """A node's result; for None, which is unknown, what keeps the nodes that hang on it from running."""
+    return ExecutionBlocker(None) if result is None else result
 
 
 def node_of(cls: Any) -> str | None:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from . import actions, specs
-from .comfy_host import ComfyExtension, ComfyHost, add_routes, io, node_of, panel, schema_of
+from .comfy_host import ComfyExtension, ComfyHost, add_routes, io, known, node_of, panel, schema_of
 from .session import Decoded, Session
 
 log = logging.getLogger("halo_vae")
@@ -116,7 +116,27 @@ class HaloVAETune(io.ComfyNode):  # type: ignore[misc]
         return panel(text, text=text)
 
 
-NODES = (HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEDecodeVideo, HaloVAEStats, HaloVAEMonitor, HaloVAETune)
+class HaloVAEBenchmark(io.ComfyNode):  # type: ignore[misc]
+    """See specs.BENCHMARK."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Sockets and widgets."""
+        return schema_of(specs.BENCHMARK)
+
+    @classmethod
+    def execute(cls, samples: Any, vae: Any, **widgets: Any) -> Any:
+        """Pictures, report and figures; widgets left out have their defaults."""
+        done = actions.benchmark(session(), samples, vae, **widgets)
+        results = (
+            done.images, done.difference, done.report, done.figures, done.speedup, done.max_error, done.record
+        )  # fmt: skip
+        return panel(*map(known, results), text=done.report)
+
+
+NODES = (
+    HaloVAEDecode, HaloVAEDecodeTiled, HaloVAEDecodeVideo, HaloVAEStats, HaloVAEMonitor, HaloVAETune, HaloVAEBenchmark
+)  # fmt: skip
 
 
 class HaloVAEExtension(ComfyExtension):  # type: ignore[misc]

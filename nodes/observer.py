@@ -11,12 +11,18 @@ from .host import Host, ShowProgress
 class HostObserver(SilentObserver):
     """Hears a decode's events before the recorder does; what the host raises to interrupt leaves the decode."""
 
-    def __init__(self, host: Host, load: Callable[[PlanSummary], None], shown: DecodeObserver = SILENT) -> None:
-        """`load` is told each plan before it runs; `shown` hears where the decode stands."""
+    def __init__(
+        self,
+        host: Host,
+        load: Callable[[PlanSummary], None],
+        shown: DecodeObserver = SILENT,
+        bar: ShowProgress | None = None,
+    ) -> None:
+        """`load` is told each plan before it runs; `shown` hears where the decode stands; `bar` None makes one."""
         self._host = host
         self._load = load
         self._shown = shown
-        self._bar: ShowProgress | None = None
+        self._bar = bar
         self._quiet = False
 
     def mark(self, phase: Phase) -> None:

@@ -27,7 +27,7 @@ from ..profiling.run import Run
 from ..profiling.store import MAX_BYTES, HistoryStore, StoreError
 from .decode_latent import decode_latent
 from .decoders import Decoders
-from .host import Host
+from .host import Host, ShowProgress
 from .latents import latent_of
 from .live_messages import LiveMessages, send_ended
 from .observer import HostObserver
@@ -164,6 +164,29 @@ class Session:
             if runs and runs[0].record is not None:
                 panel = self._ended(runs[0].record, opaque.device, node, prompt_id)
         return Decoded(images=images, record=record, panel=panel)
+
+    def decode_apart(
+        self,
+        samples: Mapping[str, Any],
+        vae: Any,
+        settings: DecodeSettings,
+        *,
+        collector: Collector,
+        bar: ShowProgress,
+    ) -> tuple[Tensor, DecodeRecord]:
+        """A decode on the way of all others whose record goes to `collector` alone and its progress to `bar`.
+
+        For measurements: neither history, totals nor panels hear of it.
+        """
+        opaque = describe_vae(vae)
+        self._device = opaque.device
+        self.engine.pool.reset_high_water()
+        forward = HostObserver(self.host, lambda plan: self._load(vae, opaque, plan), bar=bar)
+        with torch.no_grad():
+            return record_call(
+                lambda run: self._call(run, samples, vae, opaque, settings, None), _identity_of_opaque(opaque),
+                latent_of(samples), settings, collector=collector, pool=self.engine.pool, forward=forward,
+            )  # fmt: skip
 
     def _ended(
         self, record: DecodeRecord, device: torch.device, node: str | None, prompt_id: str | None

@@ -260,4 +260,53 @@ TUNE = NodeSpec(
     is_output=True,
 )  # fmt: skip
 
-SPECS = (DECODE, DECODE_TILED, DECODE_VIDEO, STATS_VIEW, MONITOR, TUNE)
+BENCHMARK = NodeSpec(
+    id="HaloVAEBenchmark",
+    title="VAE Benchmark (Halo)",
+    description="Decodes one latent with ComfyUI's own decode and with Halo in turn: time, memory, error and a picture "
+    "of the difference.",
+    links=(_SAMPLES, _VAE),
+    widgets=(
+        Widget(
+            id="warm_ups", kind="int", default=1, minimum=0, maximum=20, step=1, advanced=False,
+            tooltip="Decodes of each side before the timed ones; shown apart, and never part of a figure.",
+        ),
+        Widget(
+            id="runs", kind="int", default=5, minimum=1, maximum=50, step=1, advanced=False,
+            tooltip="Timed decodes of each side, taken in turn. Fewer than 5 are doubtful.",
+        ),
+        *_CHOICES,
+        Widget(
+            id="tile_size", kind="int", default=768, minimum=0, maximum=16384, step=32,
+            tooltip="Most pixels of the picture along an edge of a tile of Halo's; 0 leaves it to the planner.",
+        ),
+        Widget(
+            id="overlap", kind="int", default=96, minimum=0, maximum=8192, step=32,
+            tooltip="Pixels of the picture that neighbouring tiles of Halo's share; the blended method only.",
+        ),
+        Widget(
+            id="chunk_frames", kind="int", default=0, minimum=0, maximum=4096, step=1,
+            tooltip="Frames of a video that Halo decodes at a time; 0 leaves it to the planner.",
+        ),
+        Widget(
+            id="stock", kind="choice", default="plain", options=("plain", "tiled"), advanced=False,
+            tooltip="What Halo is compared with: ComfyUI's VAE Decode, or its VAE Decode (Tiled) as that node comes.",
+        ),
+    ),
+    outputs=(
+        Socket(id="IMAGE", type="IMAGE", tooltip="Halo's pictures, of its last run."),
+        Socket(
+            id="difference", type="IMAGE",
+            tooltip="Where the two pictures differ, from black over red to white; the report has the scale.",
+        ),
+        Socket(id="report", type="STRING", tooltip="Verdict, times, memory, error and doubts, as text."),
+        Socket(id="figures", type="STRING", tooltip="The same as JSON, with every single time."),
+        Socket(id="speedup", type="FLOAT", tooltip="Stock's median time ÷ Halo's; above 1 Halo is faster."),
+        Socket(id="max_error", type="FLOAT", tooltip="Largest difference from stock's picture, both in 0 to 1."),
+        Socket(id="STATS", type=STATS, tooltip="What Halo's last run did and cost, for VAE Decode Stats (Halo)."),
+    ),
+    aliases=("vae benchmark", "compare vae decode", "a/b", "speed test", "halo"),
+    is_output=True,
+)  # fmt: skip
+
+SPECS = (DECODE, DECODE_TILED, DECODE_VIDEO, STATS_VIEW, MONITOR, TUNE, BENCHMARK)

@@ -35,6 +35,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "chunk_overlap": 8, "noise_seed": -1, "batch_optimization": True, "memory_prefetching": True,
         "adaptive_precision": True, "tensor_layout_optimization": True, "advanced_caching": True,
     },
+    "HaloVAEBenchmark": {
+        "warm_ups": 1, "runs": 2, "method": "auto", "precision_mode": "auto", "tile_size": 768, "overlap": 96,
+        "chunk_frames": 0, "stock": "plain",
+    },
     "VAEDecode": {},
     "VAEDecodeTiled": {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8},
 }  # fmt: skip

@@ -224,7 +224,7 @@ def loading(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_ui_7_all_nodes_without_optional_packages(loading: Any) -> None:
     assert loading["nodes"] == [
         "HaloVAEDecode", "HaloVAEDecodeTiled", "HaloVAEDecodeVideo", "HaloVAEStats", "HaloVAEMonitor",
-        "HaloVAETune",
+        "HaloVAETune", "HaloVAEBenchmark",
     ]  # fmt: skip
     assert loading["same schema twice"]
     (line,) = loading["said"]

@@ -29,7 +29,7 @@ def test_import_says_one_line(server: Server) -> None:
     lines = [line for line in at_start.splitlines() if "halo" in line.lower()]
     ours = [line for line in lines if not re.search(r"\d seconds: ", line)]  # ComfyUI's own list of import times
     assert len(ours) == 1, ours
-    assert re.fullmatch(r"Halo VAE \d+\.\d+\.\d+: 6 nodes in ComfyUI \S+", ours[0])
+    assert re.fullmatch(r"Halo VAE \d+\.\d+\.\d+: 7 nodes in ComfyUI \S+", ours[0])
     assert "Traceback" not in at_start
 
 

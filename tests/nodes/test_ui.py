@@ -15,7 +15,18 @@ import pytest
 import torch
 
 from halo_vae.nodes import actions
-from halo_vae.nodes.specs import DECODE, DECODE_TILED, DECODE_VIDEO, MONITOR, SPECS, STATS_VIEW, TUNE, NodeSpec, Widget
+from halo_vae.nodes.specs import (
+    BENCHMARK,
+    DECODE,
+    DECODE_TILED,
+    DECODE_VIDEO,
+    MONITOR,
+    SPECS,
+    STATS_VIEW,
+    TUNE,
+    NodeSpec,
+    Widget,
+)
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.tests.fixtures import latent
 from halo_vae.tests.nodes.support import kl_vae, new_session
@@ -89,7 +100,7 @@ def test_ui_4_examples_fit_the_nodes(path: Path) -> None:
 
 
 def test_ui_4_there_are_examples_of_a_picture_a_video_a_comparison_and_tuning() -> None:
-    assert {path.stem for path in workflows()} >= {"image", "stock_against_halo", "tune", "wan_video"}
+    assert {path.stem for path in workflows()} >= {"benchmark", "image", "stock_against_halo", "tune", "wan_video"}
 
 
 def test_ui_4_renamed_nodes_lead_to_present_ones() -> None:
@@ -114,12 +125,14 @@ def test_ui_6_default_fits_its_widget(widget: Widget) -> None:
     assert widget.tooltip.endswith(".")
     if widget.kind == "int":
         assert None not in (widget.minimum, widget.maximum, widget.step)
-    assert widget.advanced == (widget.id not in ("method", "precision_mode") and widget not in TUNE.widgets)
+    plain = {"method", "precision_mode", "warm_ups", "runs", "stock"}
+    assert widget.advanced == (widget.id not in plain and widget not in TUNE.widgets)
 
 
-@pytest.mark.parametrize("spec", [*ACTIONS, TUNE], ids=lambda spec: spec.id)
+@pytest.mark.parametrize("spec", [*ACTIONS, TUNE, BENCHMARK], ids=lambda spec: spec.id)
 def test_ui_6_functions_take_the_inputs_with_their_defaults(spec: NodeSpec) -> None:
-    parameters = list(inspect.signature({**ACTIONS, TUNE: actions.tune}[spec]).parameters.values())[1:]
+    function: Any = {**ACTIONS, TUNE: actions.tune, BENCHMARK: actions.benchmark}[spec]
+    parameters = list(inspect.signature(function).parameters.values())[1:]
     assert [p.name for p in parameters] == [link.id for link in spec.links] + [w.id for w in spec.widgets]
     assert {p.name: p.default for p in parameters if p.default is not p.empty} == spec.defaults()
 
@@ -149,7 +162,7 @@ def test_ui_6_nodes_have_what_a_panel_shows() -> None:
         assert json.dumps(dataclasses.asdict(spec))
         names = [link.id for link in spec.links] + [widget.id for widget in spec.widgets]
         assert len(set(names)) == len(names)
-    assert [spec for spec in SPECS if spec.is_output] == [STATS_VIEW, MONITOR, TUNE]
+    assert [spec for spec in SPECS if spec.is_output] == [STATS_VIEW, MONITOR, TUNE, BENCHMARK]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.id)
@@ -181,4 +194,4 @@ def test_ui_7_optional_packages_may_be_missing(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split(maxsplit=1) == ["6", "(1, 16, 16, 3)\n"]
+    assert done.stdout.split(maxsplit=1) == ["7", "(1, 16, 16, 3)\n"]
