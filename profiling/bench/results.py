@@ -139,6 +139,8 @@ class RunLine:
             raise ValueError("a time is below 1 ns; the clock that times runs must never go back")
         if self.psnr_infinite and self.psnr_db is not None:
             raise ValueError(f"psnr_db={self.psnr_db} contradicts psnr_infinite")
+        if self.lane == "nightly" and self.scenario == "frozen":
+            raise ValueError("a frozen run contradicts the nightly lane: others use the machine's memory meanwhile")
         if self.threads < 1:
             raise ValueError(f"threads is {self.threads}; at least 1 is needed")
         _refuse_non_finite(self, "run")

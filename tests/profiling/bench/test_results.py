@@ -158,6 +158,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"samples_ns": (5, -1)}, "below 1 ns"),  # a clock that went back
     ({"warm_ups_ns": (0,)}, "below 1 ns"),
     ({"psnr_infinite": True}, "contradicts psnr_infinite"),
+    ({"lane": "nightly", "scenario": "frozen"}, "contradicts the nightly lane"),
     ({"threads": 0}, "threads is 0"),
 ]
 
