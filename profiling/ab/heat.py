@@ -40,7 +40,7 @@ def heat_map(picture: Tensor, reference: Tensor) -> Tensor:
 def colour(difference: Tensor) -> Tensor:
     """Colours [..., 3] of differences [...]."""
     ramp = torch.tensor([rgb for _, rgb in COLOURS])
-    level = (torch.log10(difference) - DECADES[0]).clamp(0, len(ramp) - 1).nan_to_num(0)
+    level = (torch.log10(difference.to(torch.float32)) - DECADES[0]).clamp(0, len(ramp) - 1).nan_to_num(0)
     below = level.floor().long().clamp_max(len(ramp) - 2)
     made = torch.lerp(ramp[below], ramp[below + 1], (level - below)[..., None])
     broken = ~torch.isfinite(difference)

@@ -58,7 +58,8 @@ class Speedup:
     high: float
     """Slowest run of the first ÷ fastest of the second."""
     apart: bool
-    """False where one side's median lies within the other's runs: the difference may be chance."""
+    """False where one side's median lies within the middle half of the other's runs (with fewer than four, within all
+    of them): the difference may be chance."""
     overlap: bool
     """True where the two sides' runs overlap at all."""
 
@@ -91,4 +92,7 @@ def load_average() -> float | None:
 
 
 def _within(value: float, samples: Samples) -> bool:
-    return min(samples.ns) <= value <= max(samples.ns)
+    low, high = float(min(samples.ns)), float(max(samples.ns))
+    if samples.n >= 4:  # one run that was disturbed says nothing of the others
+        low, _, high = statistics.quantiles(samples.ns, n=4, method="inclusive")
+    return low <= value <= high
