@@ -1,7 +1,7 @@
 /** The columns of the history's table. */
 
 import { formatBytes, formatCount, formatMoment, formatNs, formatScore, formatShortMoment, isNumber } from "../view/format.js";
-import { shortDtype, shortHash, sizeWords, statusWords } from "../view/words.js";
+import { reasonOf, shortDtype, shortHash, sizeWords, statusWords } from "../view/words.js";
 
 /** @typedef {import("../types.js").HistoryRow} HistoryRow */
 
@@ -23,7 +23,7 @@ export const COLUMNS = [
   },
   {
     id: "status", label: "outcome", value: (row) => statusWords(row.status).word,
-    text: (row) => `${statusWords(row.status).sign} ${statusWords(row.status).word}`, title: (row) => row.error ?? "",
+    text: (row) => `${statusWords(row.status).sign} ${statusWords(row.status).word}`, title: (row) => reasonOf(row) ?? "",
   },
   { id: "wall_ns", label: "time", value: (row) => row.wall_ns, text: (row) => formatNs(row.wall_ns), isNumber: true },
   {

@@ -3,7 +3,7 @@
 import { counts, headline, memory, phases, precision, section } from "../panel/figures.js";
 import { element } from "../view/elements.js";
 import { formatBytes, formatCount, formatMacs, formatMoment, formatNs, formatRate, formatScore, formatShape, formatShare, isNumber, NA } from "../view/format.js";
-import { shortDtype, statusWords } from "../view/words.js";
+import { reasonOf, shortDtype, statusWords } from "../view/words.js";
 import { opsTable } from "./ops.js";
 import { summaryOf } from "./summary.js";
 
@@ -20,11 +20,12 @@ export function detail(record) {
   const panel = {
     schema_version: 1, record_id: record.record_id ?? "", record, summary: summaryOf(record), recent: [], median_ns: null, n_median: 0,
   };
+  const reason = reasonOf(record);
   return element(
     "article",
     { class: "halo-vae-detail", "data-record": record.record_id ?? "" },
     headline(panel),
-    record.error === null ? null : element("div", { class: "halo-vae-sentence", "data-state": statusWords(record.status).state }, record.error),
+    reason === null ? null : element("div", { class: "halo-vae-sentence", "data-state": statusWords(record.status).state }, reason),
     phases(record), memory(panel), precision(panel), counts(panel), opsTable(record),
     list("Plan", planRows(record)), list("Memory counters", memoryRows(record)), list("Work", workRows(record, panel.summary)),
     list("Fallbacks", record.fallbacks.slice(0, SHOWN).map((f) => [f.kind.replaceAll("_", " "), `${f.given} → ${f.used}`, `${f.where}: ${f.reason}`])),

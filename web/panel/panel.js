@@ -1,7 +1,7 @@
 /** The panel of one node: what it shows before, while and after the node decodes. Knows nothing of ComfyUI. */
 
 import { button, element, fill } from "../view/elements.js";
-import { statusWords } from "../view/words.js";
+import { reasonOf, statusWords } from "../view/words.js";
 import { counts, headline, memory, phases, precision, recent } from "./figures.js";
 import { LiveView } from "./live.js";
 
@@ -187,9 +187,9 @@ export class NodePanel {
       if (state === "cached") return [];
       return [element("div", { class: "halo-vae-idle" }, "Not run yet. Time, phases, memory and precision of each decode are shown here.")];
     }
-    const { error, status } = data.record;
+    const reason = reasonOf(data.record);
     const top = headline(data, this.#openButton(data.record_id));
-    return error === null ? [top] : [top, sentence(error, statusWords(status).state)];
+    return reason === null ? [top] : [top, sentence(reason, statusWords(data.record.status).state)];
   }
 
   /**

@@ -38,6 +38,17 @@ export function statusWords(status) {
   return Object.hasOwn(STATUSES, status) ? STATUSES[status] : { word: String(status), sign: "✕", state: "error" };
 }
 
+/**
+ * Why a decode did not end well; null where there is nothing to add to its outcome. A cancelled decode has nothing: what
+ * stopped it is the host's own signal, and its name tells a reader nothing.
+ *
+ * @param {{error: string | null, status: string}} decode
+ * @returns {string | null}
+ */
+export function reasonOf({ error, status }) {
+  return status === "interrupted" ? null : error;
+}
+
 /** Every outcome, for a choice of them. */
 export const STATUS_NAMES = Object.keys(STATUSES);
 
