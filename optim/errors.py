@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_PACKAGE, _ROOT = "halo_vae", __name__.removesuffix(".optim.errors")
+
 
 class HaloError(Exception):
     """Base of every error the package raises on purpose."""
+
+    def __init_subclass__(cls) -> None:
+        """Named as of `halo_vae` under whichever name a host has imported the package.
+
+        ComfyUI imports it under its folder's path, and shows an error's full name before its sentence.
+        """
+        super().__init_subclass__()
+        if cls.__module__.startswith(f"{_ROOT}."):
+            cls.__module__ = _PACKAGE + cls.__module__.removeprefix(_ROOT)
 
 
 class SettingsError(HaloError, ValueError):

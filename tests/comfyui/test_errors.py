@@ -15,6 +15,7 @@ def test_errors_are_plain_sentences(server: Server, vae: str) -> None:
     assert done.status == "error"
     assert done.error["node_id"] == "4"
     assert "the latent has 16 channels" in done.error["exception_message"]
+    assert done.error["exception_type"] == "halo_vae.optim.errors.LatentError"  # no path: pages show it first
     assert server.run({**sources(vae), **decoding("HaloVAEDecode", 4)}).status == "success"
 
 
