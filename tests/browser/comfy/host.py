@@ -139,18 +139,19 @@ class Host:
         """The user's settings as the server keeps them."""
         return self.server.get("/settings")  # type: ignore[no-any-return]
 
-    def show_node(self, node: int, scale: float = 1.0) -> None:
-        """Bring a node into view at this zoom."""
+    def show_node(self, node: int) -> None:
+        """Bring a node into view, as large as it is or as the page allows."""
         self.page.evaluate(
-            """([id, scale]) => {
+            """id => {
                 const app = window.comfyAPI.app.app, node = app.graph.getNodeById(id), ds = app.canvas.ds;
                 const box = app.canvas.canvas.getBoundingClientRect();
+                const scale = Math.min(1, (box.height - 130) / (node.size[1] + 40));
                 ds.scale = scale;
                 ds.offset[0] = box.width / scale / 2 - node.pos[0] - node.size[0] / 2;
-                ds.offset[1] = Math.max(box.height / scale / 2 - node.pos[1] - node.size[1] / 2, 90 - node.pos[1]);
+                ds.offset[1] = (box.height + 80) / scale / 2 - node.pos[1] - node.size[1] / 2 + 10;
                 app.canvas.setDirty(true, true);
             }""",
-            [node, scale],
+            node,
         )
         self.settle()
 

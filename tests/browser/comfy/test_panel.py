@@ -126,6 +126,7 @@ def test_cancelled_run_says_so(host: Host, workflows: Workflows) -> None:
     assert host.ended() == "interrupted"
     panel.wait_for("interrupted")
     assert "cancelled" in panel.text.lower()
+    assert "Exception" not in panel.text
     assert record_of(host, panel.record_id)["status"] == "interrupted"
     host.load(workflows.image(), workflows.folder)
     assert host.run() == "success"
@@ -138,6 +139,8 @@ def test_failed_run_says_why(host: Host, workflows: Workflows) -> None:
     panel = Panel(host)
     panel.wait_for("error")
     assert "the latent has 16 channels" in panel.text
+    told = next(detail for kind, detail in host.told() if kind == "execution_error")
+    assert told["exception_type"] == "halo_vae.optim.errors.LatentError"  # shown before the sentence
     host.close_dialogs()
     host.load(workflows.image(), workflows.folder)
     assert host.run() == "success"

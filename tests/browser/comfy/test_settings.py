@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halo_vae.tests.browser.comfy.host import Host
@@ -24,10 +25,11 @@ def dialog(host: Host) -> Locator:
     return found
 
 
-def test_entries_are_in_the_dialog(host: Host) -> None:
+def test_entries_are_in_the_dialog(host: Host, pictures: Path) -> None:
     found = dialog(host)
     for name in IDS:
         assert found.locator(f"[id='{name}']").count() == 1, name
+    host.page.screenshot(path=str(pictures / f"{host.install.name}-settings.png"), animations="disabled")
 
 
 def test_a_choice_in_the_dialog_reaches_the_server(host: Host, workflows: Workflows) -> None:
