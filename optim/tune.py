@@ -52,6 +52,8 @@ Check = Callable[[Overrides, int], float]
 """Largest distance of a candidate's picture from the float32 one."""
 Try = Callable[[Overrides], Outcome]
 """Whether a risky candidate survives in a process of its own."""
+Same = Callable[[Overrides, Overrides], bool]
+"""Whether two candidates do the same work."""
 Report = Callable[[int, int, str], None]
 """(candidates done, in all, what is going on); may raise to cancel."""
 
@@ -124,11 +126,15 @@ def tune(
     timer: Timer,
     check: Check,
     survive: Try,
+    same: Same = lambda one, other: False,
     report: Report = lambda done, total, text: None,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> TunedEntry:
-    """Measure, keep and return what was found. What the report raises leaves what was measured so far in the store."""
+    """Measure, keep and return what was found. What the report raises leaves what was measured so far in the store.
+
+    A candidate that does the `same` work as the best so far, or as the one its axis began with, is not timed.
+    """
     key = key_of(decoder.program, dtype_name(decoder.loaded_dtype), profile)
     known = store.get(key)
     state, begun = _State(loaded=key.dtype), clock()
@@ -153,7 +159,7 @@ def tune(
                 report(done, total, merged.text)
                 if clock() - begun >= options.budget_s:
                     state.complete = False
-                elif merged not in bad and merged != state.best and not _same(merged, profile):
+                elif merged not in bad and not any(merged == o or same(merged, o) for o in (state.best, start)):
                     try:
                         _try_candidate(state, merged, profile, in_time, check, survive)
                     except _TimeIsUp:
@@ -186,11 +192,6 @@ def _keep(
 
 def _merge(base: Overrides, change: Overrides) -> Overrides:
     return replace(base, **{f: v for f in change.__slots__ if (v := getattr(change, f)) is not None})
-
-
-def _same(overrides: Overrides, profile: DeviceProfile) -> bool:
-    """True where a candidate sets only what the rules do anyway."""
-    return overrides.profile(profile) == profile and overrides.settings(DecodeSettings()) == DecodeSettings()
 
 
 def _try_candidate(

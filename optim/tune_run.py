@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .decode import Decoder, Engine
 from .device import DeviceProfile
@@ -12,6 +13,7 @@ from .errors import HaloError
 from .settings import DecodeSettings
 from .tune import CLIP_PROBE_FRAMES, PROBES, DecodeTimer, Report, TuneOptions, candidates, check_options, tune
 from .tune_child import survives
+from .tune_work import planned_work
 from .tuning import Overrides, TunedEntry, TuningStore
 from .video.ops import is_video
 
@@ -43,10 +45,18 @@ def tune_decoder(
     survive = functools.partial(
         survives, decoder, environ=os.environ if environ is None else environ, hints=dict(hints or {})
     )
+    @functools.cache
+    def work(overrides: Overrides) -> Any:
+        return planned_work(decoder, profile, probe_shape(decoder), overrides)
+
+    def same(one: Overrides, other: Overrides) -> bool:
+        return work(one) is not None and bool(work(one) == work(other))
+
     try:
         return tune(
-            decoder, profile, options, store=store, timer=timed, check=timer.check, survive=survive, report=report
-        )
+            decoder, profile, options,
+            store=store, timer=timed, check=timer.check, survive=survive, same=same, report=report,
+        )  # fmt: skip
     finally:
         timer.close()
         decoder.packed.clear()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from halo_vae.optim.decode import Decoder, Engine
 from halo_vae.optim.settings import DecodeSettings
 from halo_vae.optim.tune import DecodeTimer
 from halo_vae.optim.tune_child import survives
+from halo_vae.optim.tune_work import planned_work
 from halo_vae.optim.tuning import Overrides, TuningStore, key_of
 from halo_vae.optim.weights import MappingWeights
 from halo_vae.tests.optim.helpers import PROFILE, Recorder, golden_decoder
@@ -50,6 +53,39 @@ def test_real_decodes_are_timed_and_compared() -> None:
     assert timer(Overrides(), 0, first=True) > 0
     assert timer.check(Overrides(layout="contiguous"), 0) < 1e-4
     timer.close()
+
+
+@pytest.mark.parametrize("name", ["kl_sd", "wan21"])
+def test_what_is_planned_alike_is_the_same_work(name: str) -> None:
+    decoder = golden_decoder(name)
+    shape = (1, decoder.program.latent_channels, *((3,) if name == "wan21" else ()), 8, 8)
+
+    def work(**given: object) -> object:
+        return planned_work(decoder, PROFILE, shape, Overrides(**given))  # type: ignore[arg-type]
+
+    rules = work()
+    assert work(layout=PROFILE.layout) == work(strategy=PROFILE.strategy) == rules
+    assert work(kernel_backend="winograd", layout=PROFILE.layout) == work(kernel_backend="winograd")
+    others: tuple[dict[str, object], ...] = (
+        {"layout": "contiguous"}, {"kernel_backend": "shifted_gemm"}, {"tile_bytes": 1 << 10},
+        {"precision_mode": "mixed"},
+    )  # fmt: skip
+    for change in others:
+        assert work(**change) != rules, change
+
+
+def test_a_step_is_the_same_whatever_was_refused_for_it() -> None:
+    decoder = golden_decoder("kl_sd")  # too narrow for transforms: all that is asked for is refused
+    shape, asked = (1, 4, 8, 8), ("kitchen", "conv2d_sum")
+    work = [planned_work(decoder, PROFILE, shape, Overrides(kernel_backend=name)) for name in asked]
+    plans = [Engine(profile=PROFILE).plan(decoder, shape, DecodeSettings(kernel_backend=name)) for name in asked]
+    assert plans[0].passes != plans[1].passes
+    assert work[0] == work[1] is not None
+
+
+def test_a_choice_without_a_plan_is_the_same_as_none() -> None:
+    small = replace(PROFILE, budget_bytes=1)
+    assert planned_work(golden_decoder("kl_sd"), small, (1, 4, 8, 8), Overrides()) is None
 
 
 def test_a_candidate_is_tried_in_a_process_of_its_own() -> None:

@@ -237,6 +237,19 @@ def test_a_change_needs_it_twice(store: TuningStore) -> None:
     assert [m.probe for m in found.measured if m.overrides == candidate] == [(PROBES[0],), (PROBES[1],)]
 
 
+def test_what_would_do_the_same_is_not_timed(store: TuningStore) -> None:
+    twin = Overrides(kernel_backend="shifted_gemm")
+    timer = Clockwork({twin: 500})
+    found = run(store, timer, same=lambda one, other: {one, other} == {twin, Overrides()})
+    assert found.best == Overrides()
+    assert not any(overrides == twin for overrides, _, _ in timer.asked)
+    # nor what is the same as the one that its axis began with, once that was beaten
+    winner, late = Overrides(kernel_backend="torch"), Overrides(kernel_backend="winograd")
+    timer = Clockwork({winner: 700, late: 100})
+    found = run(store, timer, same=lambda one, other: {one, other} == {late, Overrides()})
+    assert found.best == winner
+
+
 def test_axes_build_on_each_other(store: TuningStore) -> None:
     first, both = Overrides(kernel_backend="shifted_gemm"), Overrides(kernel_backend="shifted_gemm", strategy="tiles")
     assert run(store, Clockwork({first: 800, both: 600})).best == both
