@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ... import __version__
+from .bench import BenchCommand
 from .command import Command, CommandError, ExitCode, command_name
 from .decode import DecodeCommand
 from .demo import DemoCommand
@@ -20,7 +21,8 @@ from .plan import PlanCommand
 from .tune import TuneCommand
 
 COMMANDS: tuple[Command, ...] = (
-    DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand()
+    DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand(),
+    BenchCommand()
 )  # fmt: skip
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
