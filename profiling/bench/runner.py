@@ -100,7 +100,7 @@ class _Bench:
         self._references: dict[tuple[str, tuple[int, ...]], Path | None] = {}
         self._vaes: dict[str, VaeFile] = {}
         self._described: dict[bool, Described] = {}
-        self._done = 0.0
+        self._done = self._shown = 0.0
         self._total = sum(self._work_of(c, s) for c in request.cases for s in self._scenarios()) * len(
             request.configurations
         )
@@ -264,7 +264,7 @@ class _Bench:
             if event.event == "sample":
                 n_samples += 1
                 done = self._done + self._work_of(context.case, context.scenario) * n_samples / self.request.runs
-                self._report(Progress(done=done, total=self._total, text=text))
+                self._tell(text, done)
 
         self._tell(text)
         try:
@@ -308,14 +308,16 @@ class _Bench:
         self.lines.append(line)
         done = self._done + self._work_of(context.case, context.scenario)
         text = f"{context.case.key} {context.configuration} {context.scenario}"
-        self._report(Progress(done=done, total=self._total, text=text, line=line))
+        self._tell(text, done, line)
 
     def _work_of(self, case: BenchCase, scenario: Scenario) -> float:
         decodes = self.request.runs + (self.request.warm_ups if scenario == "hot" else 0)
         return float(case.width_px * case.height_px * case.batch * case.decoded_frames * decodes)
 
-    def _tell(self, text: str) -> None:
-        self._report(Progress(done=self._done, total=self._total, text=text))
+    def _tell(self, text: str, done: float = 0.0, line: RunLine | None = None) -> None:
+        """What is done never falls."""
+        self._shown = min(self._total, max(self._shown, self._done, done))
+        self._report(Progress(done=self._shown, total=self._total, text=text, line=line))
 
 
 def remove_leftovers(folder: Path) -> None:
