@@ -4,12 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 # What to hand to pip for torch, options included; an environment that has torch keeps the one it has.
 TORCH ?= torch
+# Results of benchmarks, and the lane of them that is reported and published: single or nightly.
+RESULTS ?= results.jsonl
+LANE ?= single
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.halo-vae-installed
 # Threads that wait without spinning: fairer on a busy machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test browser lint clean
+.PHONY: demo test browser bench-report bench-data bench-publish perf-publish lint clean
 
 demo: $(STAMP)
 	$(BIN)/halo-vae demo -o demo_output --force
@@ -22,6 +25,19 @@ browser: $(STAMP)
 	@# The pages on a stand-in for ComfyUI; those on a real one also want `--with comfyui`. Needs a Chromium.
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
 	$(BIN)/pytest -n 2 -m "browser and not comfyui" tests/browser
+
+bench-report: $(STAMP)
+	$(BIN)/halo-vae report $(RESULTS) --lane $(LANE) -o bench_report.html --force
+
+bench-data: $(STAMP)
+	$(BIN)/halo-vae report $(RESULTS) --format json -o bench.json --force
+
+# Commits onto gh-pages, nothing else; PUSH=1 pushes it too.
+bench-publish: $(STAMP)
+	$(BIN)/halo-vae publish $(RESULTS) --lane $(LANE) $(if $(PUSH),--push)
+
+perf-publish: $(STAMP)
+	$(BIN)/halo-vae publish $(RESULTS) --lane instrumented $(if $(PUSH),--push)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,11 +18,13 @@ from .demo import DemoCommand
 from .doctor import DoctorCommand
 from .history import HistoryCommand
 from .plan import PlanCommand
+from .publish import PublishCommand
+from .report import ReportCommand
 from .tune import TuneCommand
 
 COMMANDS: tuple[Command, ...] = (
     DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand(),
-    BenchCommand()
+    BenchCommand(), ReportCommand(), PublishCommand()
 )  # fmt: skip
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
