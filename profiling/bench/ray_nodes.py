@@ -91,7 +91,7 @@ def _gather(
         raise BenchError("the Ray cluster has no living node; start a worker")
     hosts, session = host_labels(nodes), session_name(utc_now())
     shared = len({node.get("NodeManagerHostname") for node in nodes}) < len(nodes)
-    affinity = importlib.import_module(f"{ray.__name__}.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     remote = ray.remote(run_node)
     waiting: dict[Any, str] = {}
     for node in nodes:
