@@ -11,7 +11,7 @@ from ..render.units import NA, format_bytes, format_ns, format_ratio, format_sha
 from .cases import CONFIGURATIONS, SCENARIOS, Lane
 from .lanes import Figure, figures_of, in_lane, ratio_of
 from .report_parts import Cell, Chart, Column, Notes, Part, Report, Section, Table, Text
-from .report_tables import ablation_table, baseline_of, conditions_table, failures_table, results_table
+from .report_tables import ablation_table, baseline_of, caches_table, conditions_table, failures_table, results_table
 from .report_words import case_words, counted, listed
 from .results import Results, RunLine, SeriesLine
 from .stats import geometric_mean
@@ -97,6 +97,7 @@ def _machine_sections(figures: Sequence[Figure]) -> list[Section]:
     ]
     for title, table in (
         ("Ratios between cache conditions", conditions_table(figures)),
+        ("Caches", caches_table(figures)),
         ("Runs without a figure", failures_table(figures)),
     ):
         if table is not None:

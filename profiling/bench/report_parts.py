@@ -90,7 +90,7 @@ class Notes:
         for sentence in sentences:
             if sentence not in self.sentences:
                 self.sentences.append(sentence)
-        return tuple(dict.fromkeys(self.sentences.index(sentence) + 1 for sentence in sentences))
+        return tuple(sorted({self.sentences.index(sentence) + 1 for sentence in sentences}))
 
     def doubt(self, doubts: Sequence[Doubt]) -> tuple[int, ...]:
         """Numbers of doubts."""

@@ -80,6 +80,7 @@ def ablation_table(figures: Sequence[Figure]) -> Table:
         rows.append(
             (
                 *_identity(figure),
+                _judged(figure),
                 Cell(text=str(stats.n)),
                 Cell(text=format_ns(stats.median_ns), marks=notes.doubt(figure.doubts)),
                 *_ratio_cells(figure, ratio, marks),
@@ -89,22 +90,25 @@ def ablation_table(figures: Sequence[Figure]) -> Table:
     numbers = ("n", "median", "speed ÷ baseline", "95 % interval", "p", "effect", *_QUALITY)
     if rows and not has_scipy():
         notes.mark(SCIPY_HINT)
-    table = Table(columns=_columns(_IDENTITY, numbers), rows=tuple(rows), notes=tuple(notes.sentences))
-    return without_constant(table, _LIFTED)
+    columns = _columns((*_IDENTITY, "pictures"), numbers)
+    return without_constant(Table(columns=columns, rows=tuple(rows), notes=tuple(notes.sentences)), _LIFTED)
 
 
-_QUALITY = ("pictures", "max error", "mean error", "PSNR", "peak memory")
+_QUALITY = ("max error", "mean error", "PSNR", "peak memory")
 
 
 def _quality_cells(figure: Figure) -> tuple[Cell, ...]:
-    verdict = verdict_of(figure)
     errors = (error_words(figure.max_error), error_words(figure.mean_error), psnr_words(figure))
-    judged = Cell(text=verdict.sentence, tone=_TONES[verdict.passed])
-    return (judged, *_cells(*errors, format_bytes(figure.peak_bytes)))
+    return _cells(*errors, format_bytes(figure.peak_bytes))
+
+
+def _judged(figure: Figure) -> Cell:
+    verdict = verdict_of(figure)
+    return Cell(text=verdict.sentence, tone=_TONES[verdict.passed])
 
 
 def _wrong_row(figure: Figure) -> tuple[Cell, ...]:
-    return (*_identity(figure), *_cells("0", NA, "", "", "", ""), *_quality_cells(figure))
+    return (*_identity(figure), _judged(figure), *_cells("0", NA, "", "", "", ""), *_quality_cells(figure))
 
 
 def _ratio_cells(figure: Figure, ratio: Ratio | None, marks: tuple[int, ...]) -> tuple[Cell, ...]:
@@ -182,6 +186,38 @@ def _condition_cell(hot: Figure, others: dict[str, Figure], scenario: str, notes
         return Cell(text=NA, tone="quiet")
     between = "" if ratio.interval is None else f" ({interval_words(ratio.interval)})"
     return Cell(text=f"{format_ratio(ratio.value)}{between}, n={ratio.n_base}", marks=notes.doubt(figure.doubts))
+
+
+def caches_table(figures: Sequence[Figure]) -> Table | None:
+    """What each run found in its caches. None where no run tells."""
+    rows = []
+    for figure in figures:
+        runs = [run for run in figure.runs if run.counts]
+        shapes = [run.shapes for run in runs if run.shapes is not None]
+        served = dict.fromkeys(run.served for run in runs if run.served is not None)
+        charges = [run.cache_charges for run in runs if run.cache_charges is not None]
+        if not shapes and not served and not charges:
+            continue
+        words = (
+            " and ".join(served),
+            _span([one.requested for one in shapes]),
+            _span([one.new for one in shapes if one.new is not None]),
+            _span([len(one.not_in_hot) for one in shapes]) if figure.key.scenario == "warm" else "",
+            _span(charges),
+        )
+        rows.append((*_identity(figure), *_cells(*words)))
+    if not rows:
+        return None
+    numbers = ("convolution shapes", "new to the process", "that hot did not ask for", "kernel searches")
+    table = Table(columns=_columns((*_IDENTITY, "served"), numbers), rows=tuple(rows))
+    return without_constant(table, ("dtype", "threads", "VAE"))
+
+
+def _span(counts: Sequence[int]) -> str:
+    """ "3", or of runs that differ "3–5"."""
+    if not counts:
+        return NA
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}–{max(counts)}"
 
 
 def failures_table(figures: Sequence[Figure]) -> Table | None:

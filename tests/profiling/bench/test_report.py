@@ -12,7 +12,7 @@ from halo_vae.profiling.bench.aggregate import aggregate, to_json
 from halo_vae.profiling.bench.lanes import MixedError
 from halo_vae.profiling.bench.report import build_report, render
 from halo_vae.profiling.bench.report_parts import Chart, Report, Table
-from halo_vae.profiling.bench.results import Results, ResultsFile, RunLine
+from halo_vae.profiling.bench.results import Results, ResultsFile, RunLine, ShapeCounts
 from halo_vae.profiling.bench.svg import Strip, line_chart, scatter
 from halo_vae.tests.profiling.bench.lines import make_run, make_series
 
@@ -120,6 +120,21 @@ def test_conditions_are_multiples_of_hot_and_frozen_needs_to_be_verified() -> No
     sure = make_run(9, scenario="frozen", page_cache="dropped", samples_ns=times(8))
     (table,) = section(of(*runs, sure), "Ratios between cache conditions")
     assert column(table, "frozen ÷ hot")[0].startswith("8.00 ×")
+
+
+def test_what_caches_did() -> None:
+    counts = ShapeCounts(requested=9, new=2, not_in_hot=("a", "b"))
+    report = of(
+        make_run(1, scenario="warm", shapes=counts, cache_charges=2, served=None),
+        make_run(2, shapes=ShapeCounts(requested=9, new=0), cache_charges=0),
+        make_run(3, shapes=ShapeCounts(requested=9, new=0), cache_charges=1),
+        make_run(4, scenario="cold", served=None),
+    )
+    (table,) = section(report, "Caches")
+    assert column(table, "condition") == ["warm", "hot"]
+    assert column(table, "served") == ["", "recomputed"]
+    assert column(table, "that hot did not ask for") == ["2", ""]
+    assert column(table, "kernel searches") == ["2", "0–1"]
 
 
 def test_runs_that_failed_are_told_with_their_reason_and_have_no_time() -> None:
