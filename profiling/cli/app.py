@@ -24,7 +24,7 @@ from .tune import TuneCommand
 
 COMMANDS: tuple[Command, ...] = (
     DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand(),
-    BenchCommand(), ReportCommand(), PublishCommand()
+    ReportCommand(), PublishCommand(), BenchCommand()
 )  # fmt: skip
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"
