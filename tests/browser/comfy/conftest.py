@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halo_vae.tests.browser.comfy.host import Host
+from halo_vae.tests.browser.comfy.host import DEFAULTS, Host
 from halo_vae.tests.browser.comfy.workflows import Workflows
 from halo_vae.tests.comfyui.installs import Install, installs
 from halo_vae.tests.comfyui.prompts import write_full_vae, write_latent
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PICTURES = "HALO_VAE_SCREENSHOTS"
 """A folder that keeps the screenshots; without it they go with the test's own."""
-DEFAULTS = {"HaloVAE.Panel": True, "HaloVAE.Units": "binary", "HaloVAE.Profile": "summary"}
 MakeHost = Callable[..., Host]
 
 
@@ -80,7 +79,7 @@ def host(renderer: str, make_host: MakeHost, pages: dict[str, Host]) -> Iterator
     """A page with our settings at their defaults; nothing of ours complains in its console during the test."""
     if renderer not in pages:
         pages[renderer] = make_host()
-        pages[renderer].open(**{"Comfy.VueNodes.Enabled": renderer == "vue", **DEFAULTS})
+        pages[renderer].open(**{"Comfy.VueNodes.Enabled": renderer == "vue"})
     host = pages[renderer]
     host.tidy(DEFAULTS)
     yield host

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 OURS = re.compile(r"halo[-_ ]?vae", re.IGNORECASE)
 LOAD_MS, RUN_MS, STEP_MS = 90_000, 240_000, 15_000
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
+DEFAULTS = {"HaloVAE.Panel": True, "HaloVAE.Units": "binary", "HaloVAE.Profile": "summary"}
+"""Our own settings, as they are before anybody changes them."""
 SETTINGS = {
+    **DEFAULTS,
     "Comfy.TutorialCompleted": True,
     "Comfy.UseNewMenu": "Top",
     "Comfy.Notification.ShowVersionUpdates": False,
@@ -25,7 +28,7 @@ SETTINGS = {
     "Comfy.Workflow.ConfirmDelete": False,
     "Comfy.Window.UnloadConfirmation": False,
 }
-"""No first-steps dialogs over the canvas, and no question when the page is left."""
+"""Also: no first-steps dialogs over the canvas, and no question when the page is left."""
 
 _LISTEN = """types => {
     const told = [];
