@@ -12,7 +12,7 @@ STAMP := $(VENV)/.halo-vae-installed
 # Threads that wait without spinning: fairer on a busy machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test browser bench-report bench-data bench-publish perf-publish lint clean
+.PHONY: demo test browser bench bench-smoke bench-nightly bench-report bench-data bench-publish perf-publish lint clean
 
 demo: $(STAMP)
 	$(BIN)/halo-vae demo -o demo_output --force
@@ -25,6 +25,16 @@ browser: $(STAMP)
 	@# The pages on a stand-in for ComfyUI; those on a real one also want `--with comfyui`. Needs a Chromium.
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
 	$(BIN)/pytest -n 2 -m "browser and not comfyui" tests/browser
+
+# BENCH adds flags: make bench BENCH="--vae wan21/4 --scenarios all"
+bench: $(STAMP)
+	$(BIN)/halo-vae bench -o $(RESULTS) --lane $(if $(filter nightly,$(LANE)),nightly,single) $(BENCH)
+
+bench-smoke: $(STAMP)
+	$(BIN)/halo-vae bench --smoke -o $(RESULTS) $(BENCH)
+
+bench-nightly: $(STAMP)
+	$(BIN)/halo-vae bench -o $(RESULTS) --lane nightly --scenarios all $(BENCH)
 
 bench-report: $(STAMP)
 	$(BIN)/halo-vae report $(RESULTS) --lane $(LANE) -o bench_report.html --force
