@@ -13,6 +13,7 @@ from halo_vae.profiling.bench.cases import CASES, BenchError
 from halo_vae.profiling.bench.request import BenchRequest, ComfyUI
 from halo_vae.profiling.bench.results import ResultsFile, RunLine, line_of, parse_line
 from halo_vae.profiling.bench.runner import BenchOutcome, Progress, run_bench
+from halo_vae.tests.profiling.bench.fake_child import ENVIRONMENT
 from halo_vae.tests.profiling.bench.fakes_bench import HALF, IMAGE, asked, fake_tools, request
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake interpreter is a shell script")
@@ -33,7 +34,7 @@ def test_hot_line_holds_samples_warm_ups_errors_and_where_it_ran(tmp_path: Path)
     assert (line.vae, line.seed, line.latent_shape, line.asked_samples) == ("tiny", 7, (1, 4, 64, 64), 3)
     assert (line.max_error, line.mean_error, line.psnr_db, line.psnr_infinite) == (0.001, 0.0001, 70.0, False)
     assert (line.served, line.page_cache, line.note) == ("recomputed", "kept", "the small bundled VAE")
-    assert line.environment.torch == "2.9.1"
+    assert line.environment.torch == ENVIRONMENT["torch"]
     assert parse_line(line_of(line)) == line
 
 
