@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from ..ab.doubts import Doubt
 from ..ab.samples import LOAD_LIMIT, MIN_RUNS, SPREAD_LIMIT, spread_of
 from .results import RunLine
 
@@ -21,16 +21,6 @@ TREND_LIMIT = 0.05
 """Second half of the samples slower than the first by this share of it: the machine was still warming up."""
 TREND_MIN_RUNS = 6
 _SHOWN_SHAPES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """One reason."""
-
-    short: str
-    """A few words, for a cell."""
-    sentence: str
-    """What was seen, and what to do."""
 
 
 def doubts_of(runs: Sequence[RunLine]) -> tuple[Doubt, ...]:

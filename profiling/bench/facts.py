@@ -8,19 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..ab.samples import load_average
 from .results import RunFacts
 
 SYS = Path("/sys")
 _HOT_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """hwmon drivers that read a CPU's temperature."""
-
-
-def load_average() -> float | None:
-    """Runnable threads over the last minute; None where the system does not tell (Windows)."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
 
 
 def read_temperature(sys_root: Path = SYS, card: Path | None = None) -> float | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
+from ..ab.doubts import Doubt
 from .cases import CASES, CONFIGURATIONS, LANES, SCENARIOS, BenchError, Lane
-from .doubts import Doubt, doubts_of
+from .doubts import doubts_of
 from .results import Results, RunLine
 from .stats import Interval, Significance, Stats, bootstrap_ratio, describe, significance_of
 
@@ -147,10 +148,13 @@ def ratio_of(base: Figure, figure: Figure) -> Ratio | None:
     """Speed of a figure relative to another. None where one has no samples.
 
     MixedError across lanes, machines, architectures, devices, thread counts, VAEs or cases, and for a frozen run that
-    is not verified. Configurations, cache conditions and dtypes may differ: that is what is compared.
+    is not verified. Configurations, cache conditions and dtypes may differ: that is what is compared. So may the latent
+    of a warm run, which has a size of its own, against one that is not warm.
     """
     one, other = base.key, figure.key
-    for name in ("lane", "arch", "host", "device", "threads", "vae", "case", "latent_shape"):
+    sizes_may_differ = (one.scenario == "warm") != (other.scenario == "warm")
+    same = ("lane", "arch", "host", "device", "threads", "vae", "case", "latent_shape")
+    for name in same[:-1] if sizes_may_differ else same:
         if getattr(one, name) != getattr(other, name):
             raise MixedError(
                 f"{name.replace('_', ' ')} {getattr(one, name)} and {getattr(other, name)} have no ratio: their times "

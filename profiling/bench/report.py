@@ -176,7 +176,7 @@ def _samples_table(figures: Sequence[Figure], labels: Sequence[str]) -> Table:
         marks = notes.doubt(figure.doubts)
         rows.append((Cell(text=cells[0]), Cell(text=cells[1], marks=marks), Cell(text=cells[2])))
     columns = (Column(title="figure"), Column(title="n", is_number=True), Column(title="samples in order"))
-    return Table(columns=columns, rows=tuple(rows), notes=tuple(notes.sentences))
+    return Table(columns=columns, rows=tuple(rows), notes=notes.sentences)
 
 
 def _series_sections(series: Sequence[SeriesLine]) -> list[Section]:

@@ -155,7 +155,7 @@ def _row(row: Sequence[Cell], numbers: Sequence[bool], above: str | None) -> str
 
 
 def _cell(cell: Cell, is_number: bool, kind: str) -> str:
-    marks = f"<sup>{' '.join(map(str, cell.marks))}</sup>" if cell.marks else ""
+    marks = f"<sup>{' '.join(map(str, sorted(set(cell.marks))))}</sup>" if cell.marks else ""
     tone = "" if cell.tone == "plain" else cell.tone
     long = "wrap" if len(cell.text) > 60 else ""
     return f"<td{_classes('number' if is_number else '', tone, long, kind)}>{text(cell.text)}{marks}</td>"

@@ -56,7 +56,7 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 
 def _cell(cell: Cell) -> str:
-    marks = f" ({', '.join(map(str, cell.marks))})" if cell.marks else ""
+    marks = f" ({', '.join(map(str, sorted(set(cell.marks))))})" if cell.marks else ""
     text = _text(cell.text)
     return f"**{text}**{marks}" if cell.tone == "bad" and text else text + marks
 

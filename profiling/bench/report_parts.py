@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .doubts import Doubt
+from ..ab.doubts import Doubt
 
 Tone = Literal["plain", "good", "bad", "quiet"]
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_MOST_NUMBERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +82,53 @@ class Report:
     """One sentence per figure whose pictures are wrong. With any, the report is a failure."""
 
 
-@dataclass(slots=True)
 class Notes:
-    """Notes of a table that is being made: each sentence has one number."""
+    """Notes of a table that is being made. Doubts that differ in a number or two only are one note, with its range."""
 
-    sentences: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        """None yet."""
+        self._kept: dict[str, list[str]] = {}
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The notes, in the order of their numbers."""
+        return tuple(map(_with_ranges, self._kept.values()))
 
     def mark(self, *sentences: str) -> tuple[int, ...]:
-        """Numbers of sentences, in the order given, new ones added."""
-        for sentence in sentences:
-            if sentence not in self.sentences:
-                self.sentences.append(sentence)
-        return tuple(sorted({self.sentences.index(sentence) + 1 for sentence in sentences}))
+        """Numbers of sentences, in rising order, new ones added."""
+        return self._numbers((sentence, sentence) for sentence in sentences)
 
     def doubt(self, doubts: Sequence[Doubt]) -> tuple[int, ...]:
         """Numbers of doubts."""
-        return self.mark(*(doubt.sentence for doubt in doubts))
+        return self._numbers((_kind(doubt), doubt.sentence) for doubt in doubts)
+
+    def _numbers(self, found: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+        kinds = []
+        for kind, sentence in found:
+            self._kept.setdefault(kind, []).append(sentence)
+            kinds.append(kind)
+        places = {kind: n for n, kind in enumerate(self._kept, 1)}
+        return tuple(sorted({places[kind] for kind in kinds}))
+
+
+def _kind(doubt: Doubt) -> str:
+    """The sentence without its numbers; with them where they are names, as in shapes."""
+    few = len(_NUMBER.findall(doubt.sentence)) <= _MOST_NUMBERS and doubt.short != "note"
+    return _NUMBER.sub("#", doubt.sentence) if few else doubt.sentence
+
+
+def _with_ranges(sentences: Sequence[str]) -> str:
+    """Sentences that differ in numbers only as one: "slowest and fastest sample are 11–48% of the median apart"."""
+    first, *others = dict.fromkeys(sentences)
+    if not others:
+        return first
+    columns = iter(zip(*(_NUMBER.findall(sentence) for sentence in (first, *others)), strict=True))
+
+    def span(_: re.Match[str]) -> str:
+        numbers = sorted(set(next(columns)), key=float)
+        return numbers[0] if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+
+    return _NUMBER.sub(span, first)
 
 
 def without_constant(table: Table, titles: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..render.units import NA, format_bytes, format_ns, format_ratio
@@ -14,6 +15,7 @@ from .report_words import (
     error_words,
     interval_words,
     ops_words,
+    own_size,
     p_words,
     psnr_words,
 )
@@ -38,6 +40,13 @@ def _identity(figure: Figure) -> tuple[Cell, ...]:
     return _cells(case_words(figure), key.configuration, key.scenario, key.dtype, str(key.threads), key.vae)
 
 
+def _marks(figure: Figure, notes: Notes) -> tuple[int, ...]:
+    """Doubts of a figure, and that it decodes another size than its case's, as warm runs do."""
+    size = own_size(figure)
+    why = ", a size not decoded before" if figure.key.scenario == "warm" else ""
+    return (*notes.doubt(figure.doubts), *(notes.mark(f"decodes {size} pixels{why}") if size else ()))
+
+
 _IDENTITY = ("case", "configuration", "condition", "dtype", "threads", "VAE")
 
 
@@ -53,13 +62,13 @@ def results_table(figures: Sequence[Figure]) -> Table:
             (
                 *_identity(figure),
                 Cell(text=str(stats.n)),
-                Cell(text=format_ns(stats.median_ns), marks=notes.doubt(figure.doubts)),
+                Cell(text=format_ns(stats.median_ns), marks=_marks(figure, notes)),
                 *_cells(*few, format_ns(stats.iqr_ns), format_ns(stats.mad_ns), str(len(stats.outliers))),
                 *_cells(ops_words(stats.ops), format_bytes(figure.peak_bytes)),
             )
         )
     numbers = ("n", "median", "mean", "min", "max", "stdev", "IQR", "MAD", "outliers", "per second", "peak memory")
-    table = Table(columns=_columns(_IDENTITY, numbers), rows=tuple(rows), notes=tuple(notes.sentences))
+    table = Table(columns=_columns(_IDENTITY, numbers), rows=tuple(rows), notes=notes.sentences)
     return without_constant(table, _LIFTED)
 
 
@@ -82,7 +91,7 @@ def ablation_table(figures: Sequence[Figure]) -> Table:
                 *_identity(figure),
                 _judged(figure),
                 Cell(text=str(stats.n)),
-                Cell(text=format_ns(stats.median_ns), marks=notes.doubt(figure.doubts)),
+                Cell(text=format_ns(stats.median_ns), marks=_marks(figure, notes)),
                 *_ratio_cells(figure, ratio, marks),
                 *_quality_cells(figure),
             )
@@ -91,7 +100,7 @@ def ablation_table(figures: Sequence[Figure]) -> Table:
     if rows and not has_scipy():
         notes.mark(SCIPY_HINT)
     columns = _columns((*_IDENTITY, "pictures"), numbers)
-    return without_constant(Table(columns=columns, rows=tuple(rows), notes=tuple(notes.sentences)), _LIFTED)
+    return without_constant(Table(columns=columns, rows=tuple(rows), notes=notes.sentences), _LIFTED)
 
 
 _QUALITY = ("max error", "mean error", "PSNR", "peak memory")
@@ -161,15 +170,16 @@ def conditions_table(figures: Sequence[Figure]) -> Table | None:
     words = ("case", "configuration", "dtype", "threads", "VAE")
     numbers = ("hot", *(f"{scenario} ÷ hot" for scenario in reversed(SCENARIOS[:-1])))
     table = Table(
-        columns=_columns(words, numbers), rows=tuple(rows), notes=tuple(notes.sentences),
+        columns=_columns(words, numbers), rows=tuple(rows), notes=notes.sentences,
         caption="Times as multiples of hot's median, with their 95 % interval.",
     )  # fmt: skip
     return without_constant(table, _LIFTED)
 
 
 def _same_but_condition(one: Figure, other: Figure) -> bool:
-    names = ("case", "configuration", "host", "arch", "device", "dtype", "threads", "vae", "latent_shape")
-    return all(getattr(one.key, name) == getattr(other.key, name) for name in names)
+    names = ("case", "configuration", "host", "arch", "device", "dtype", "threads", "vae")
+    shapes_fit = one.key.latent_shape == other.key.latent_shape or other.key.scenario == "warm"
+    return shapes_fit and all(getattr(one.key, name) == getattr(other.key, name) for name in names)
 
 
 def _condition_cell(hot: Figure, others: dict[str, Figure], scenario: str, notes: Notes) -> Cell:
@@ -185,7 +195,12 @@ def _condition_cell(hot: Figure, others: dict[str, Figure], scenario: str, notes
     if ratio is None:
         return Cell(text=NA, tone="quiet")
     between = "" if ratio.interval is None else f" ({interval_words(ratio.interval)})"
-    return Cell(text=f"{format_ratio(ratio.value)}{between}, n={ratio.n_base}", marks=notes.doubt(figure.doubts))
+    marks = notes.doubt(figure.doubts)
+    if figure.key.latent_shape != hot.key.latent_shape:
+        larger = math.prod(figure.key.latent_shape) / max(1, math.prod(hot.key.latent_shape))
+        size = f"{format_ratio(larger)} the elements of hot's, as a size not decoded before"
+        marks += notes.mark(f"{scenario} decodes {size}; times are not corrected for it")
+    return Cell(text=f"{format_ratio(ratio.value)}{between}, n={ratio.n_base}", marks=marks)
 
 
 def caches_table(figures: Sequence[Figure]) -> Table | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..render.units import NA, format_ratio
-from .cases import CASES
+from .cases import CASES, SCALE_PX
 from .lanes import Figure, Ratio
 from .stats import Interval
 
@@ -21,6 +21,15 @@ def case_words(figure: Figure) -> str:
     decoded = next((run.decoded_frames for run in figure.runs if run.decoded_frames is not None), None)
     frames = f", {decoded or case.decoded_frames} → {case.asked_frames} frames" if case.is_video else ""
     return f"{case.title} {case.width_px}×{case.height_px}{batch}{frames}"
+
+
+def own_size(figure: Figure) -> str | None:
+    """ "288×256" of a figure that decodes another size than its case's; None for the others, and for other cases."""
+    case, shape = _CASES.get(figure.key.case), figure.key.latent_shape
+    if case is None or len(shape) < 4:
+        return None
+    height, width = (n * SCALE_PX for n in shape[-2:])
+    return None if (width, height) == (case.width_px, case.height_px) else f"{width}×{height}"
 
 
 def interval_words(interval: Interval | None) -> str:

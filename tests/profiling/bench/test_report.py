@@ -85,7 +85,7 @@ def test_results_show_every_statistic_and_n() -> None:
 
 
 def test_doubts_stand_under_the_table_and_their_figure_points_at_them() -> None:
-    report = of(make_run(1), make_run(2, case="large_image", samples_ns=(10**9, 2 * 10**9)))
+    report = of(make_run(1), make_run(2, case="k", samples_ns=(10**9, 2 * 10**9)))
     (table,) = section(report, "Measured results")
     i = [c.title for c in table.columns].index("median")
     marks = [row[i].marks for row in table.rows]
@@ -135,6 +135,26 @@ def test_what_caches_did() -> None:
     assert column(table, "served") == ["", "recomputed"]
     assert column(table, "that hot did not ask for") == ["2", ""]
     assert column(table, "kernel searches") == ["2", "0–1"]
+
+
+def test_doubts_that_differ_in_a_number_are_one_note() -> None:
+    slow, slower = ({"samples_ns": (100, 100, 100, 100, n)} for n in (115, 140))
+    report = of(make_run(1, **slow), make_run(2, case="k", **slower), make_run(3, case="l", note="1/4 of it", **slow))
+    (table,) = section(report, "Measured results")
+    i = [c.title for c in table.columns].index("median")
+    assert [row[i].marks for row in table.rows] == [(1,), (1,), (1, 2)]
+    spread = "slowest and fastest sample are 15–40% of the median apart: rerun on an idle machine"
+    assert table.notes == (spread, "1/4 of it")
+
+
+def test_a_warm_run_of_another_size_says_so() -> None:
+    warm = make_run(1, scenario="warm", latent_shape=(1, 4, 32, 36), samples_ns=times(2))
+    report = of(make_run(2), warm)
+    (table,) = section(report, "Ratios between cache conditions")
+    assert column(table, "warm ÷ hot")[0].startswith("2.00 ×")
+    assert "1.12 × the elements of hot's, as a size not decoded before" in table.notes[0]
+    (table,) = section(report, "Measured results")
+    assert table.notes == ("decodes 288×256 pixels, a size not decoded before",)
 
 
 def test_runs_that_failed_are_told_with_their_reason_and_have_no_time() -> None:
