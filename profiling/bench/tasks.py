@@ -26,7 +26,7 @@ from .cases import BenchError
 from .facts import FactsWatch, Readers, read_temperature
 from .probe import Charges, install_probe
 from .protocol import ChildEvent, ChildRequest, Described, Measured
-from .sides import PlainSide, Shapes, Side, open_side
+from .sides import PlainSide, Shapes, Side, open_side, prepare
 
 Tell = Callable[[ChildEvent], None]
 
@@ -86,6 +86,7 @@ class Timing:
     def run(self) -> None:
         """Tell each time as it is taken, and the rest at the end. Pictures that are not finite end the run."""
         request = self._request
+        prepare(request, self._device)
         facts = FactsWatch(_readers(self._device))
         peak = PeakWatch(_counter(str(self._device)))
         if not request.with_loading:

@@ -67,6 +67,8 @@ def _tiny(family: CaseFamily, seed: int, folder: Path) -> VaeFile | None:
 
 
 def _weights(structure: str, share: int, seed: int) -> Mapping[str, Tensor]:
+    import torch
+
     from .plain.kl import NORM_GROUPS, random_sd_weights
     from .plain.wan import random_wan_weights
 
@@ -75,7 +77,9 @@ def _weights(structure: str, share: int, seed: int) -> Mapping[str, Tensor]:
         allowed = ", ".join(str(n) for n in range(1, full + 1) if full % n == 0 and full // n >= least)
         raise BenchError(f"{structure}/{share} has no whole width; divide by one of {allowed}")
     if structure == "wan21":
-        return random_wan_weights(dim=full // share, seed=seed)
+        found = random_wan_weights(dim=full // share, seed=seed)
+        # ComfyUI reads the number of picture channels from the encoder, which no decode uses
+        return {**found, "encoder.conv1.weight": torch.zeros(full // share, 3, 3, 3, 3)}
     found = random_sd_weights(seed, ch=full // share, z=16 if structure == "flux" else 4)
     # Flux's autoencoder begins with the decoder's own convolution
     return {k: w for k, w in found.items() if structure != "flux" or not k.startswith("post_quant_conv.")}
