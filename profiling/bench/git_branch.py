@@ -40,15 +40,26 @@ class Branch:
     def tip(self) -> str | None:
         """The commit to build on; None where there is no such branch yet.
 
-        The remote's, as it was when last fetched, where the local one is missing or behind it.
+        The remote's, as it was when last fetched, where the local one is missing or behind it. GitError where both
+        have commits of their own.
         """
         local = self._commit(self._ref)
         self._old = local or ""
         there = self._commit(f"refs/remotes/{self.remote}/{self.name}")
         if local is None or there is None:
             return local or there
-        is_behind = self._run("merge-base", "--is-ancestor", local, there).returncode == 0
-        return there if is_behind else local
+        if self._is_within(local, there):
+            return there
+        if self._is_within(there, local):
+            return local
+        raise GitError(
+            f"{self.name} has commits here that {self.remote}'s lacks, and the other way round; merge them, or where "
+            f"all of them are published results, remove it here with `git branch -D {self.name}` and publish again"
+        )
+
+    def fetch(self) -> None:
+        """Learn where the remote's branch is, if it has one and is reached."""
+        self._run("fetch", "--quiet", self.remote, f"+{self._ref}:refs/remotes/{self.remote}/{self.name}")
 
     def names(self, commit: str) -> tuple[str, ...]:
         """Paths of all files of a commit."""
@@ -59,26 +70,28 @@ class Branch:
         """Content of a file of a commit."""
         return self._ask("cat-file", "blob", f"{commit}:{path}", what=f"{path} on {self.name} cannot be read")
 
-    def commit(self, base: str | None, files: Mapping[str, bytes], message: str) -> str | None:
-        """Put files onto the branch, all others kept; the new commit's id, None where nothing would change.
+    def commit(self, base: str | None, files: Mapping[str, bytes], message: str, *, push: bool = False) -> str | None:
+        """Put files onto the branch, all others kept; the commit's id, None where the branch here does not move.
 
-        Nothing has happened where this raises, other than objects that git sweeps up by and by; also where the branch
-        was moved by somebody else meanwhile.
+        With `push` the remote's branch moves first. Nothing has happened where this raises, other than objects that git
+        sweeps up by and by; also where somebody else has moved either branch meanwhile.
         """
+        new = self._committed(base, files, message)
+        if push:
+            what = f"{self.name} was not pushed to {self.remote}, and nothing was changed here; see to it and try again"
+            self._ask("push", "--quiet", self.remote, f"{new}:{self._ref}", what=what)
+        return self._move(new) if new != self._old else None
+
+    def _committed(self, base: str | None, files: Mapping[str, bytes], message: str) -> str:
+        """A commit that no branch names yet, or `base` where it holds all of it."""
         tree = self._tree(base, files)
         if base is not None and tree == self._line("rev-parse", f"{base}^{{tree}}"):
-            return self._move(base) if self._old != base else None
+            return base
         parent = () if base is None else ("-p", base)
-        new = self._line(
+        return self._line(
             "commit-tree", tree, *parent, "-m", message,
             what="git makes no commit; tell it who you are with `git config user.name` and `git config user.email`",
         )  # fmt: skip
-        return self._move(new)
-
-    def push(self) -> None:
-        """Send the branch to the remote. GitError where it is unknown, not reached, or has commits of its own."""
-        what = f"{self.name} is committed here and was not pushed to {self.remote}; fetch it and publish again"
-        self._ask("push", "--quiet", self.remote, f"{self._ref}:{self._ref}", what=what)
 
     def _move(self, new: str) -> str:
         """Let the branch name a commit; it must not have moved since it was read."""
@@ -104,6 +117,9 @@ class Branch:
             raise GitError(
                 f"{self.name} is checked out, and its files would no longer fit it; check another branch out first"
             )
+
+    def _is_within(self, older: str, newer: str) -> bool:
+        return self._run("merge-base", "--is-ancestor", older, newer).returncode == 0
 
     def _commit(self, ref: str) -> str | None:
         found = self._run("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")

@@ -47,6 +47,8 @@ def publish(
     if not wanted:
         raise BenchError("there is no result of that lane; run `halo-vae bench` first, or choose another lane")
     onto = Branch(folder, branch, remote)
+    if push:
+        onto.fetch()  # others publish there too
     base = onto.tip()
     there = {} if base is None else _stored(onto, base)
     names = () if base is None else onto.names(base)
@@ -61,9 +63,7 @@ def publish(
     files = _pages(changed, there)
     if changed:
         files |= _overview(onto, base, there, names)
-    commit = onto.commit(base, files, _message(n_new))
-    if push:
-        onto.push()
+    commit = onto.commit(base, files, _message(n_new), push=push)
     pages = tuple(path for path in files if path.endswith(".html"))
     return Published(commit=commit, pages=pages, n_new=n_new, pushed=push)
 

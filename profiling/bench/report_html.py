@@ -50,7 +50,7 @@ tbody tr:last-child td { border-bottom: 0; }
 tbody tr:hover td { background: var(--head); }
 td.again { color: transparent; user-select: none; }
 tbody tr:hover td.again { color: var(--quiet); }
-tbody tr.first td { border-top: 1.5px solid var(--mark); }
+tbody tr.first td { border-top: 2px solid var(--mark); }
 tr.wrong td { background: var(--bad-ground); }
 .small { width: fit-content; max-width: 100%; }
 .small table { width: auto; }

@@ -103,12 +103,12 @@ def ablation_table(figures: Sequence[Figure]) -> Table:
     return without_constant(Table(columns=columns, rows=tuple(rows), notes=notes.sentences), _LIFTED)
 
 
-_QUALITY = ("max error", "mean error", "PSNR", "peak memory")
+_QUALITY = ("max error", "mean error", "PSNR")
 
 
 def _quality_cells(figure: Figure) -> tuple[Cell, ...]:
     errors = (error_words(figure.max_error), error_words(figure.mean_error), psnr_words(figure))
-    return _cells(*errors, format_bytes(figure.peak_bytes))
+    return _cells(*errors)
 
 
 def _judged(figure: Figure) -> Cell:

@@ -174,9 +174,26 @@ def test_a_new_clone_builds_on_the_remotes_branch(repo: Path, tmp_path: Path) ->
 
 
 def test_a_push_that_is_refused_is_told(repo: Path) -> None:
-    with pytest.raises(GitError, match=r"was not pushed to nowhere; .*\(git: fatal"):
+    with pytest.raises(GitError, match=r"was not pushed to nowhere, and nothing was changed here; .*\(git: fatal"):
         publish(RESULTS, repo, push=True, remote="nowhere")
-    assert "bench.json" in names(repo)
+    assert git(repo, "branch", "--list", "gh-pages") == ""
+
+
+def test_two_machines_publish_in_turn(repo: Path, tmp_path: Path) -> None:
+    there = tmp_path / "remote.git"
+    git(tmp_path, "init", "--quiet", "--bare", str(there))
+    git(repo, "remote", "add", "origin", str(there))
+    publish(Results(runs=(make_run(1),)), repo, push=True)
+    other = tmp_path / "other"
+    git(tmp_path, "clone", "--quiet", str(there), str(other))
+    for n, folder in enumerate((other, repo, other, repo), 2):  # each has not seen the other's last
+        publish(Results(runs=(make_run(n, host=folder.name),)), folder, push=True)
+    assert git(there, "rev-list", "--count", "gh-pages") == "5"
+    assert len(git(there, "show", "gh-pages:data/single/results.jsonl").split("\n")) == 5
+    publish(Results(runs=(make_run(8),)), repo)
+    publish(Results(runs=(make_run(9),)), other, push=True)
+    with pytest.raises(GitError, match="the other way round"):
+        publish(Results(runs=(make_run(10),)), repo, push=True)
 
 
 def test_refusals(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
