@@ -246,3 +246,19 @@ def test_default_is_the_eight_cases_hot() -> None:
     assert wanted.cases == CASES
     assert wanted.scenarios == ("hot",)
     assert wanted.runs == 5
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_own_caches_are_emptied_before_cold_runs_only_where_that_is_asked(tmp_path: Path, asked_for: bool) -> None:
+    kernel = tmp_path / "triton" / "kernel"
+    kernel.parent.mkdir()
+    kernel.write_text("x")
+    tools = fake_tools(tmp_path)
+    folders = {name: str(tmp_path / "none") for name in ("HALO_VAE_CACHE_DIR", "MIOPEN_USER_DB_PATH")}
+    folders |= {"MIOPEN_CUSTOM_CACHE_DIR": folders["MIOPEN_USER_DB_PATH"], "TRITON_CACHE_DIR": str(kernel.parent)}
+    tools = replace(tools, environ={**tools.environ, **folders, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")})
+    work = tmp_path / "work"
+    work.mkdir()
+    run_bench(request(scenarios=("cold",), purge_real_caches=asked_for), work, lambda line: None, tools=tools)
+    assert kernel.exists() != asked_for
+    assert kernel.parent.is_dir()

@@ -273,3 +273,15 @@ def test_ctrl_c_and_terminate_keep_finished_samples_and_leave_no_child(
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
     assert not (fakes.parent / "cache" / "bench.lock").exists()
+
+
+def test_lines_for_cron_and_systemd_are_commands_that_exist() -> None:
+    text = (Path(app.__file__).resolve().parents[2] / "docs" / "nightly.md").read_text("utf-8")
+    lines = [line for line in text.splitlines() if "bin/halo-vae" in line]
+    found = [line.partition("bin/halo-vae ")[2].partition(" >")[0] for line in lines]
+    assert len(found) == 2
+    for command in found:
+        wanted = bench.request_from(app.build_parser().parse_args(command.split()))
+        assert (wanted.lane, set(wanted.scenarios)) == ("nightly", {"cold", "warm", "hot"})
+    (cron,) = (line for line in text.splitlines() if line.startswith("30 3"))
+    assert "%" not in cron  # cron would cut the line there
