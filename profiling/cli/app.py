@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from ... import __version__
 from .bench import BenchCommand
 from .command import Command, CommandError, ExitCode, command_name
+from .compare import CompareCommand
 from .decode import DecodeCommand
 from .demo import DemoCommand
 from .doctor import DoctorCommand
@@ -24,7 +25,7 @@ from .tune import TuneCommand
 
 COMMANDS: tuple[Command, ...] = (
     DecodeCommand(), PlanCommand(), DemoCommand(), HistoryCommand(), DoctorCommand(), TuneCommand(),
-    ReportCommand(), PublishCommand(), BenchCommand()
+    ReportCommand(), PublishCommand(), BenchCommand(), CompareCommand(),
 )  # fmt: skip
 
 EPILOG = "exit codes: 0 ok, 1 failed, 2 bad input (nothing written), 130 cancelled"

@@ -81,7 +81,7 @@ def config_table(comparison: Comparison) -> Table:
             for row in rows if any(value is not None for value in row.values)
         ),
         caption="As each installation tells it. Variables are those that change speed or results; a value that may be "
-        "a path reads (set). OMP_WAIT_POLICY and MIOPEN_FIND_MODE are set for the runs where the user has not set them.",
+        "a path reads (set). Where OMP_WAIT_POLICY and MIOPEN_FIND_MODE were not set, they are for the runs.",
     )  # fmt: skip
 
 

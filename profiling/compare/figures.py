@@ -59,7 +59,7 @@ class Relative:
     """One installation against the reference."""
 
     percent: float
-    """Decodes per second as a share of the reference's, in per cent; of medians, which a disturbed round moves little."""
+    """Decodes per second as a share of the reference's, in per cent; by medians, which one bad round moves little."""
     apart: bool
     """False where the difference may be chance, see `Speedup.apart`."""
 
