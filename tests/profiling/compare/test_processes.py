@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,12 @@ def without_torch(path: Path) -> str:
     return script(path, f'exec "{sys.executable}" -S "$@"')
 
 
+def is_gone(pid: int) -> bool:
+    """True also where it only waits for its parent to notice."""
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().split()[2] == "Z"
+
+
 def run(python: str, limit_s: float = PATIENCE_S) -> Ended:
     return run_child(ASK, python, child_variables(os.environ), limit_s)
 
@@ -60,8 +68,22 @@ def test_hang_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     ended = run(script(tmp_path / "python", f"sleep 600 & echo $! > '{pid}'; wait"), limit_s=2.0)
     assert (ended.status, ended.error) == ("timeout", "not done after 2 s, the time limit of a run")
-    state = Path(f"/proc/{pid.read_text().strip()}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    assert is_gone(int(pid.read_text()))
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    pid, started = tmp_path / "pid", tmp_path / "started"
+    os.mkfifo(started)
+    python = script(tmp_path / "python", f"echo $$ > '{pid}'; echo > '{started}'; exec sleep 600")
+
+    def interrupt() -> None:
+        started.read_bytes()  # returns when the process runs
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(python)
+    assert is_gone(int(pid.read_text()))
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "", "/"])
