@@ -117,7 +117,8 @@ def _ltx() -> Any:
 
 
 def _ltx_hints(module: Any) -> dict[str, str]:
-    return {"config": json.dumps({"vae": module.config})}
+    config = getattr(module, "config", None)  # older hosts do not keep it, and their weights tell enough
+    return {} if config is None else {"config": json.dumps({"vae": config})}
 
 
 _WAN: dict[str, Any] = {

@@ -39,6 +39,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "warm_ups": 1, "runs": 2, "method": "auto", "precision_mode": "auto", "tile_size": 768, "overlap": 96,
         "chunk_frames": 0, "stock": "plain",
     },
+    "HaloVAETune": {"budget_seconds": 5, "try_precisions": False, "fp16_accumulation": False},
     "VAEDecode": {},
     "VAEDecodeTiled": {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8},
 }  # fmt: skip
@@ -53,7 +54,9 @@ def sources(vae: str, latent: str = LATENT) -> Prompt:
 
 
 def decoding(kind: str, number: int, **widgets: Any) -> Prompt:
-    """A decode node of this number, and the node that saves its pictures, numbered 100 more."""
+    """A decode node of this number, and the node that saves its pictures, numbered 100 more; a tuning one has none."""
+    if kind == "HaloVAETune":
+        return {str(number): {"class_type": kind, "inputs": {"vae": ["1", 0], **DEFAULTS[kind], **widgets}}}
     inputs = {"samples": ["2", 0], "vae": ["1", 0], **DEFAULTS[kind], **widgets}
     saving = {"images": [str(number), 0], "filename_prefix": f"n{number}"}
     return {
