@@ -16,7 +16,7 @@ from ..bench.tasks import make_latent
 from ..memory import process_counter
 from .records import Answer, Ask, Measured
 
-LOOKS = 256
+LOOKS = 32
 """Values of the pictures that are kept."""
 
 
@@ -59,9 +59,9 @@ def measure(ask: Ask) -> Answer:
 
 
 def look_at(picture: Tensor) -> tuple[float, ...]:
-    """At most `LOOKS` values, spread evenly."""
+    """At most `LOOKS` values, spread evenly, to six digits."""
     flat = picture.reshape(-1)
-    return tuple(flat[:: max(1, -(-flat.numel() // LOOKS))].tolist())
+    return tuple(round(value, 6) for value in flat[:: max(1, -(-flat.numel() // LOOKS))].tolist())
 
 
 def _not_finite(picture: Tensor) -> str | None:

@@ -198,6 +198,8 @@ class Comparison:
     rounds_asked: int
     setups: tuple[SetupRead, ...]
     rounds: tuple[Round, ...]
+    load_before: float | None = None
+    """Runnable threads over the last minute, before anything was started; later loads are our own processes' too."""
     cancelled: bool = False
     schema_version: int = SCHEMA_VERSION
     kind: Literal["comparison"] = "comparison"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from ..bench.lines import session_name
 from ..bench.results import RunFacts, RunLine, fingerprint
-from .records import Comparison, Round
+from .records import Comparison, Measured, Round
 
 
 def line_of_round(comparison: Comparison, one: Round, run_id: str) -> RunLine | None:
@@ -28,8 +29,13 @@ def line_of_round(comparison: Comparison, one: Round, run_id: str) -> RunLine | 
         samples_ns=() if measured is None else (per_decode(one),),
         warm_ups_ns=() if measured is None else (measured.warm_up_ns,),
         served=None if measured is None else "recomputed",
-        facts=RunFacts() if measured is None else measured.facts, **fingerprint(environment),
+        facts=_facts(comparison, measured), **fingerprint(environment),
     )  # fmt: skip
+
+
+def _facts(comparison: Comparison, measured: Measured | None) -> RunFacts:
+    """Load before a later round is that of the rounds before it: what counts is the load before all of them."""
+    return RunFacts() if measured is None else replace(measured.facts, load_before=comparison.load_before)
 
 
 def per_decode(one: Round) -> int:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ...optim.accelerator import GPU
+from ..ab.samples import load_average
 from ..bench.cases import BenchError, CaseFamily
 from ..bench.isolation import empty_caches
 from ..bench.lines import hidden_paths, utc_now
@@ -32,6 +33,7 @@ class Tools:
     prepare: Prepare = prepare_vae
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     now: Callable[[], datetime] = utc_now
+    load: Callable[[], float | None] = load_average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class _Run:
         self, request: CompareRequest, work: Path, report: Callable[[str], None], keep: Keep, tools: Tools
     ) -> None:
         self._request, self._work, self._report, self._keep, self._tools = request, work, report, keep, tools
-        self._started_at = self._now()
+        self._started_at, self._load = self._now(), tools.load()
         self._setups: list[SetupRead] = []
         self._rounds: list[Round] = []
         self._given_up: set[tuple[str, str, DeviceKind]] = set()
@@ -108,7 +110,7 @@ class _Run:
             host=request.host, started_at=self._started_at, reference=request.reference_name,
             installations=tuple(one.name for one in request.installations), cases=request.cases,
             devices=self._devices, rounds_asked=request.rounds, setups=tuple(self._setups),
-            rounds=tuple(self._rounds), cancelled=cancelled,
+            rounds=tuple(self._rounds), load_before=self._load, cancelled=cancelled,
         )  # fmt: skip
 
     def _read_setups(self) -> None:

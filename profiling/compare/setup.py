@@ -22,6 +22,7 @@ VARIABLES = (
     "PYTORCH_NO_HIP_MEMORY_CACHING", "ROCR_VISIBLE_DEVICES", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
 """Beside those of a record's environment."""
+_FOLDERS = re.compile(r"(?:/[\w.+~@-]+)+/")
 _PLAIN = re.compile(r"[\w.,:=+-]{1,64}")
 
 
@@ -31,8 +32,8 @@ def read_setup() -> Setup:
     import safetensors
 
     on_gpu = has_gpu()
-    build = str(torch.__config__.show())
-    parallel = str(torch.__config__.parallel_info())
+    build = without_folders(str(torch.__config__.show()))
+    parallel = without_folders(str(torch.__config__.parallel_info()))
     return Setup(
         environment=read_environment(GPU if on_gpu else "cpu"), numpy=str(numpy.__version__),
         safetensors=str(safetensors.__version__), build=build, parallel=parallel, has_gpu=on_gpu,
@@ -48,6 +49,11 @@ def read_setup() -> Setup:
         deterministic=_or_none(torch.are_deterministic_algorithms_enabled),
         variables=read_further(os.environ), **parse_build(build),
     )  # fmt: skip
+
+
+def without_folders(text: str) -> str:
+    """The text with "…/" for the folders of absolute paths: where somebody built torch is nobody's business."""
+    return _FOLDERS.sub("…/", text)
 
 
 def parse_build(text: str) -> dict[str, str | None]:

@@ -86,4 +86,4 @@ def comparison(
     return replace(base, **changes)
 
 
-__all__ = ["CompareCase", "comparison", "environment", "failed", "measured", "rounds", "setup"]
+__all__ = ["QUIET", "CompareCase", "comparison", "environment", "failed", "measured", "rounds", "setup"]

@@ -9,7 +9,7 @@ import pytest
 from halo_vae.profiling.compare.causes import causes_of
 from halo_vae.profiling.compare.config_rows import build_settings, config_rows, config_table
 from halo_vae.profiling.compare.records import Setup
-from halo_vae.profiling.compare.setup import VARIABLES, parse_build, read_further, read_setup
+from halo_vae.profiling.compare.setup import VARIABLES, parse_build, read_further, read_setup, without_folders
 from halo_vae.profiling.environment import EnvVariable
 from halo_vae.tests.profiling.compare.comparisons import BUILD, comparison, setup
 
@@ -104,6 +104,12 @@ def test_build_text_is_parsed() -> None:
     assert build_settings(BUILD)["CUDA_FLAGS"] == "-DA=1 -DB"
     assert build_settings(BUILD)["LAPACK_INFO"] == "mkl"
     assert build_settings("nothing") == {}
+
+
+def test_folders_of_whoever_built_torch_are_not_told() -> None:
+    text = "CXX_COMPILER=/home/me/gcc/bin/c++, CXX_FLAGS= -I/home/me/include -O2, at::x ATen/Parallel C:/me/x/cl.exe"
+    shown = "CXX_COMPILER=…/c++, CXX_FLAGS= -I…/include -O2, at::x ATen/Parallel C:…/cl.exe"
+    assert without_folders(text) == shown
 
 
 def test_values_that_may_be_paths_are_not_told() -> None:

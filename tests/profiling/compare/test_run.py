@@ -55,7 +55,7 @@ def run(start: FakeStart, *installations: Installation, keep: Any = None, **chan
     request = CompareRequest(installations=installations, **asked)
     tools = Tools(
         start=start, prepare=prepare, environ={"PYTHONPATH": "/secret/path", "HOME": "/secret/home", "FOO": "1"},
-        now=lambda: datetime(2026, 1, 31, tzinfo=timezone.utc),
+        now=lambda: datetime(2026, 1, 31, tzinfo=timezone.utc), load=lambda: 0.25,
     )  # fmt: skip
     return run_comparison(request, tools=tools, **({} if keep is None else {"keep": keep}))
 
@@ -74,6 +74,7 @@ def test_every_round_is_kept_in_order() -> None:
     assert start.rounds == ["a", "b", "b", "a", "a", "b"]
     assert [r.installation for r in found.rounds] == start.rounds
     assert not found.cancelled
+    assert found.load_before == 0.25
     ask = start.asked[-1][1]
     assert (ask.configuration, ask.precision, ask.latent_shape) == ("phase3", "fp32", (1, 4, 32, 32))
     assert ask.iterations == case_of("tiny").iterations > 1

@@ -13,7 +13,7 @@ from halo_vae.profiling.compare.figures import figures_of
 from halo_vae.profiling.compare.records import Comparison
 from halo_vae.profiling.compare.render import comparison_json, render_comparison
 from halo_vae.profiling.compare.tables import relative_table, resources_table, rounds_table
-from halo_vae.tests.profiling.compare.comparisons import comparison, failed, rounds, setup
+from halo_vae.tests.profiling.compare.comparisons import QUIET, comparison, failed, rounds, setup
 
 FIVE = (10.0, 10.1, 10.2, 10.1, 10.0)
 TWICE = (5.0, 5.05, 5.1, 5.05, 5.0)
@@ -91,6 +91,14 @@ def test_doubts_stand_under_the_tables_they_touch() -> None:
     table = relative_table(comparison(taken, {"a": setup(), "b": setup()}, rounds_asked=2), "cpu")
     assert any(note.startswith("2 samples only") for note in notes_at(table, 0, 1))
     assert any("of the median apart" in note for note in notes_at(table, 0, 2))
+
+
+def test_own_rounds_are_no_load_of_others() -> None:
+    busy = replace(QUIET, load_before=2.0, load_after=2.1)  # two threads of ours, in the rounds before
+    taken = [*rounds("a", FIVE, facts=busy), *rounds("b", TWICE, facts=busy)]
+    idle = comparison(taken, {"a": setup(), "b": setup()}, load_before=0.1)
+    assert relative_table(idle, "cpu").notes == ()
+    assert "load average was 1.50 on 2 cores" in relative_table(replace(idle, load_before=1.5), "cpu").notes[0]
 
 
 def test_cpu_and_gpu_are_apart() -> None:
