@@ -74,7 +74,8 @@ def test_hang_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     pid, started = tmp_path / "pid", tmp_path / "started"
     os.mkfifo(started)
-    python = script(tmp_path / "python", f"echo $$ > '{pid}'; echo > '{started}'; exec sleep 600")
+    # once it was asked: one that was only started would end with the process that hears the interrupt
+    python = script(tmp_path / "python", f"read -r ask; echo $$ > '{pid}'; echo > '{started}'; exec sleep 600")
 
     def interrupt() -> None:
         started.read_bytes()  # returns when the process runs
