@@ -24,6 +24,8 @@ test: $(STAMP)
 browser: $(STAMP)
 	@# The pages on a stand-in for ComfyUI; those on a real one also want `--with comfyui`. Needs a Chromium.
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	@# without these every test would be skipped, and nothing would have been tested
+	$(BIN)/python -c "import comfyui_frontend_package, playwright.sync_api"
 	$(BIN)/pytest -n 2 -m "browser and not comfyui" tests/browser
 
 # BENCH adds flags: make bench BENCH="--vae wan21/4 --scenarios all"

@@ -86,6 +86,18 @@ def test_pin_check_sees_a_pin(bound: str) -> None:
     assert PIN.search(f'"torch{bound}"')
 
 
+def test_extras_that_are_named_exist() -> None:
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    named = {
+        extra
+        for name in ("Makefile", "README.md", "CONTRIBUTING.md", ".ci/run", *(str(p) for p in (ROOT / "docs").glob("*.md")))
+        for group in re.findall(r"(?:halo-vae|['\"]\.)\[([a-z,]+)\]", (ROOT / name).read_text("utf-8"))
+        for extra in group.split(",")
+    }
+    assert {"test", "browser", "cli", "kitchen"} <= named
+    assert named <= extras
+
+
 def test_no_requirements_file() -> None:
     assert [p.name for p in text_files() if p.name.startswith("requirements")] == []
 
