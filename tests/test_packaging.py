@@ -88,10 +88,11 @@ def test_pin_check_sees_a_pin(bound: str) -> None:
 
 def test_extras_that_are_named_exist() -> None:
     extras = set(PROJECT["project"]["optional-dependencies"])
+    files = [ROOT / name for name in ("Makefile", "README.md", "CONTRIBUTING.md", ".ci/run")]
     named = {
         extra
-        for name in ("Makefile", "README.md", "CONTRIBUTING.md", ".ci/run", *(str(p) for p in (ROOT / "docs").glob("*.md")))
-        for group in re.findall(r"(?:halo-vae|['\"]\.)\[([a-z,]+)\]", (ROOT / name).read_text("utf-8"))
+        for path in (*files, *(ROOT / "docs").glob("*.md"))
+        for group in re.findall(r"(?:halo-vae|['\"]\.)\[([a-z,]+)\]", path.read_text("utf-8"))
         for extra in group.split(",")
     }
     assert {"test", "browser", "cli", "kitchen"} <= named
