@@ -56,6 +56,7 @@ def test_report_holds_every_engine_and_the_errors_are_rounding(
 
 
 @linux
+@pytest.mark.slow
 def test_report_holds_peaks_and_their_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert vs_stock.main([*TINY, "--processes", "1", "--engines", "plain", "--plans", "strips"]) == 0
     text = capsys.readouterr().out

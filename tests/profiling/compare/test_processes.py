@@ -124,6 +124,7 @@ def test_look_is_short_and_even() -> None:
     assert len(look_at(torch.rand(1, 100, 100, 3))) <= 32
 
 
+@pytest.mark.slow
 def test_two_installations_and_broken_ones_give_all_tables(
     tmp_path: Path, halo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
