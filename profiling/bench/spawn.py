@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,24 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from .ending import ROOT, end_group, judge_code, last_line, program_of
 from .protocol import ChildEvent, ChildRequest, Described, Measured, event_from, to_line
 
 Ending = Literal["ok", "failed", "timeout", "crashed", "not_finite"]
-ROOT = Path(__file__).resolve().parents[2]
-_PROGRAM = """
-import importlib.util, sys
-sys.path[:] = [folder for folder in sys.path if folder]
-root = sys.argv[1]
-spec = importlib.util.spec_from_file_location("halo_vae", root + "/__init__.py", submodule_search_locations=[root])
-package = importlib.util.module_from_spec(spec)
-sys.modules["halo_vae"] = package
-spec.loader.exec_module(package)
-from halo_vae.profiling.bench.child import main
-main()
-"""
-"""The package by its folder, whatever that is called, and whether or not the interpreter has it installed; the folder
-that the child is started in supplies no module."""
-_TAIL_BYTES = 8192
+_PROGRAM = program_of("profiling.bench.child")
 _GRACE_S = 10.0
 
 
@@ -101,7 +86,7 @@ def run_child(
             _end(process)
         if not ended:
             return _outcome(told, "timeout", f"not done after {time_limit_s:g} s, the time limit of a run")
-        return _judge(told, process.returncode, _last_line(errors))
+        return _judge(told, process.returncode, last_line(errors.fileno()))
 
 
 def _start(interpreter: Interpreter, environment: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -160,27 +145,14 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the child and what it started, if it still runs, and wait for it."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    end_group(process)
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
 
 
-def _last_line(errors: IO[bytes]) -> str:
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - _TAIL_BYTES))
-    lines = [line.strip() for line in errors.read().decode("utf-8", "replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")[:400]
-
-
-def _judge(told: list[ChildEvent], code: int, last_line: str) -> ChildOutcome:
+def _judge(told: list[ChildEvent], code: int, last_said: str) -> ChildOutcome:
     """The ending by what was told last, else by the exit code."""
     last = told[-1] if told else None
     if last is not None and last.event == "not_finite":
@@ -189,19 +161,7 @@ def _judge(told: list[ChildEvent], code: int, last_line: str) -> ChildOutcome:
         return _outcome(told, "failed", last.sentence)
     if last is not None and last.event in ("done", "described") and code == 0:
         return _outcome(told, "ok", None)
-    if code < 0:
-        return _outcome(told, "crashed", f"ended by {_signal_name(-code)}")
-    why = f": {last_line}" if last_line else ""
-    if code > 128 or code >= 0x80000000:  # Windows tells a crash by such a number
-        return _outcome(told, "crashed", f"ended with exit code {code}{why}")
-    return _outcome(told, "failed", f"the process ended with exit code {code}{why}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return _outcome(told, *judge_code(code, last_said))
 
 
 def _outcome(told: list[ChildEvent], ending: Ending, sentence: str | None) -> ChildOutcome:

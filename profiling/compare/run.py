@@ -13,13 +13,14 @@ from pathlib import Path
 from ...optim.accelerator import GPU
 from ..ab.samples import load_average
 from ..bench.cases import BenchError, CaseFamily
+from ..bench.ending import ROOT
 from ..bench.isolation import empty_caches
 from ..bench.lines import hidden_paths, utc_now
 from ..bench.vaes import VaeFile, prepare_vae
 from ..render.units import format_ns
 from .cases import CompareCase
 from .records import Ask, CompareRequest, Comparison, DeviceKind, Installation, Round, SetupRead
-from .spawn import ROOT, Ended, Start, child_variables, run_child
+from .spawn import Ended, Start, child_variables, run_child
 
 Keep = Callable[[Comparison, Round], None]
 Prepare = Callable[[str, CaseFamily, int, Path], VaeFile | None]

@@ -5,35 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from ..bench.ending import ROOT, end_group, judge_code, last_line, program_of
 from ..bench.results import RunStatus
 from ..codec import decode, encode
 from .records import Answer, Ask
 
-ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = """
 import sys
 if sys.version_info < (3, 10):
     sys.exit("Python 3.10 or newer is needed; it has %d.%d" % sys.version_info[:2])
-import importlib.util
-sys.path[:] = [folder for folder in sys.path if folder]
-root = sys.argv[1]
-spec = importlib.util.spec_from_file_location("halo_vae", root + "/__init__.py", submodule_search_locations=[root])
-package = importlib.util.module_from_spec(spec)
-sys.modules["halo_vae"] = package
-spec.loader.exec_module(package)
-from halo_vae.profiling.compare.child import main
-main()
-"""
-"""This package by its folder, whether or not the installation has another one: nothing is written into it."""
+""" + program_of("profiling.compare.child")
 _DROPPED = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Variables that would lead one Python to another one's packages."""
 
@@ -82,46 +70,18 @@ def run_child(ask: Ask, python: str, environ: Mapping[str, str], time_limit_s: f
         except subprocess.TimeoutExpired:
             return Ended(status="timeout", error=f"not done after {time_limit_s:g} s, the time limit of a run")
         finally:
-            _end(process)
+            end_group(process)
         out.seek(0)
-        return _judge(out.read(), process.returncode, _last_line(errors.fileno()), time.monotonic_ns() - begun)
+        return _judge(out.read(), process.returncode, last_line(errors.fileno()), time.monotonic_ns() - begun)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started, if it still runs, and wait for it."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _judge(said: bytes, code: int, last_line: str, process_ns: int) -> Ended:
-    if code < 0:
-        return Ended(status="crashed", error=f"ended by {_signal_name(-code)}", process_ns=process_ns)
-    why = f": {last_line}" if last_line else ""
-    if code > 128 or code >= 0x80000000:  # a shell tells a signal by the former, Windows a crash by the latter
-        return Ended(status="crashed", error=f"ended with exit code {code}{why}", process_ns=process_ns)
+def _judge(said: bytes, code: int, last_said: str, process_ns: int) -> Ended:
     if code:
-        return Ended(status="failed", error=f"the process ended with exit code {code}{why}", process_ns=process_ns)
+        status, sentence = judge_code(code, last_said)
+        return Ended(status=status, error=sentence, process_ns=process_ns)
     try:
         answer = decode(Answer, json.loads(said.splitlines()[-1]), "answer")
     except (ValueError, IndexError, RecursionError):
+        why = f": {last_said}" if last_said else ""
         return Ended(status="failed", error=f"it gave no answer{why}", process_ns=process_ns)
     return Ended(status=answer.status, error=answer.error, answer=answer, process_ns=process_ns)
-
-
-def _last_line(fd: int) -> str:
-    size = os.lseek(fd, 0, os.SEEK_END)
-    os.lseek(fd, max(0, size - 8192), os.SEEK_SET)
-    lines = [line.strip() for line in os.read(fd, 8192).decode("utf-8", "replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")[:400]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

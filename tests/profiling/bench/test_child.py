@@ -17,10 +17,11 @@ from torch import Tensor
 from halo_vae.profiling.bench import tasks
 from halo_vae.profiling.bench.cases import BenchError
 from halo_vae.profiling.bench.child import sentence_of
+from halo_vae.profiling.bench.ending import ROOT
 from halo_vae.profiling.bench.probe import install_probe
 from halo_vae.profiling.bench.protocol import ChildEvent, ChildRequest, to_line
 from halo_vae.profiling.bench.sides import Shapes, open_side
-from halo_vae.profiling.bench.spawn import _PROGRAM, ROOT
+from halo_vae.profiling.bench.spawn import _PROGRAM
 from halo_vae.profiling.cli.demo import DATA, VAE_NAME
 
 TINY = ChildRequest(
