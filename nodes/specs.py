@@ -139,7 +139,7 @@ DECODE = NodeSpec(
         *_SWITCHES,
     ),
     outputs=(_IMAGE, _STATS_OUT),
-    aliases=("vae decode", "decode latent", "latent to image", "halo"),
+    aliases=("vae decode", "decode latent", "latent to image", "exact decode", "rocm", "strix halo", "halo"),
 )  # fmt: skip
 
 DECODE_TILED = NodeSpec(
@@ -169,7 +169,7 @@ DECODE_TILED = NodeSpec(
         *_SWITCHES,
     ),
     outputs=(_IMAGE, _STATS_OUT),
-    aliases=("vae decode tiled", "tiled decode", "low memory decode", "halo"),
+    aliases=("vae decode tiled", "tiled decode", "low memory", "seamless tiles", "out of memory", "rocm", "halo"),
 )  # fmt: skip
 
 DECODE_VIDEO = NodeSpec(
@@ -206,7 +206,7 @@ DECODE_VIDEO = NodeSpec(
         *_SWITCHES,
     ),
     outputs=(_IMAGE, _STATS_OUT, _FRAMES),
-    aliases=("vae decode video", "video decode", "decode clip", "latent to video", "halo"),
+    aliases=("vae decode video", "video decode", "decode clip", "latent to video", "wan", "chunks", "rocm", "halo"),
 )  # fmt: skip
 
 STATS_VIEW = NodeSpec(
@@ -216,7 +216,7 @@ STATS_VIEW = NodeSpec(
     links=(Link(id="stats", type=STATS, tooltip="The STATS output of a Halo VAE decode node."),),
     widgets=(),
     outputs=(_TEXT,),
-    aliases=("vae stats", "decode statistics", "halo"),
+    aliases=("vae stats", "decode statistics", "profiler", "halo"),
     is_output=True,
 )
 
@@ -231,7 +231,7 @@ MONITOR = NodeSpec(
     ),
     widgets=(),
     outputs=(_TEXT,),
-    aliases=("vae info", "vae monitor", "halo"),
+    aliases=("vae info", "vae monitor", "performance monitor", "device info", "halo"),
     is_output=True,
 )
 
