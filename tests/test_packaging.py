@@ -106,9 +106,3 @@ def test_no_requirements_file() -> None:
 def test_makefile_takes_the_users_torch() -> None:
     lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
     assert "TORCH ?= torch" in lines
-
-
-def test_registry_leaves_out_what_users_do_not_need() -> None:
-    ignored = (ROOT / ".comfyignore").read_text("utf-8").splitlines()
-    assert {"tests/", "benchmarks/"} <= set(ignored)
-    assert not any(line.strip("/") in {"profiling", "optim", "nodes", "web"} for line in ignored)

@@ -99,8 +99,9 @@ def test_ui_4_examples_fit_the_nodes(path: Path) -> None:
         assert needed <= {socket["name"] for socket in node["inputs"] if socket["link"] is not None}
 
 
-def test_ui_4_there_are_examples_of_a_picture_a_video_a_comparison_and_tuning() -> None:
-    assert {path.stem for path in workflows()} >= {"benchmark", "image", "stock_against_halo", "tune", "wan_video"}
+def test_ui_4_there_is_an_example_of_each_use() -> None:
+    uses = {"batch", "benchmark", "image", "stock_against_halo", "tiled", "tune", "wan_video"}
+    assert {path.stem for path in workflows()} >= uses
 
 
 def test_ui_4_renamed_nodes_lead_to_present_ones() -> None:
