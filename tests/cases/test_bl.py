@@ -29,6 +29,7 @@ def test_bl_1_exact_has_no_seams(plan: str) -> None:
 
 @pytest.mark.parametrize("plan", ["strips", "tiles"])
 def test_bl_1_exact_kl_equals_the_untiled_decode(plan: str) -> None:
+    """The tiny KL decoder lowered from its weights; a host's own object of it: tests/comfyui/test_inside.py."""
     decoder, z = exact_kl(), latent((1, 4, 20, 28))
     raw, heard = decode_raw(decoder, z, exact_settings(64, plan))
     assert max(heard.plan.tile_grid) > 1
@@ -66,8 +67,9 @@ def test_bl_2_blended_calls_itself_approximate(overlap_px: int) -> None:
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize(
     ("const", "dtype"),
-    [(1.0, torch.float32), (0.3, torch.float32), (1.0, torch.float16), (0.3, torch.float16), (0.3, torch.bfloat16)],
-)
+    [(1.0, torch.float32), (0.3, torch.float32), (1.0, torch.float16), (0.3, torch.float16),
+     (1.0, torch.bfloat16), (0.3, torch.bfloat16)],
+)  # fmt: skip
 def test_bl_4_weights_sum_to_one(const: float, dtype: torch.dtype, clips: bool) -> None:
     value = float(torch.tensor(const, dtype=dtype))
     vae = FakeVAE(IndexDec(const, r=1, dtype=dtype), ratio=1, dim=3 if clips else 2, t_ratio=1)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from halo_vae.nodes import actions
 from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.errors import LatentError
 from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.exact_clip import exact_causal
 from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
 from halo_vae.tests.fixtures import CausalDec, ConvDec, FakeVAE, Logged, PointDec, TimeIndexDec, latent
+from halo_vae.tests.nodes.support import kl_vae, new_session
 
 
 class NestedPair:
@@ -172,3 +174,20 @@ def test_ls_8_no_graph_is_kept(tile_px: int, inside: bool) -> None:
     got.add_(0)
     assert z.requires_grad
     assert all(weight.requires_grad for weight in model.parameters())
+
+
+def test_ls_8_nor_by_the_benchmark() -> None:
+    vae = kl_vae()
+    vae.first_stage_model.requires_grad_()
+    modes: list[bool] = []
+    vae.first_stage_model.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    vae.first_stage_model.decoder.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    with torch.set_grad_enabled(True):
+        done = actions.benchmark(new_session(), {"samples": latent((1, 4, 4, 4)).requires_grad_()}, vae, 0, 1)
+        assert torch.is_grad_enabled()
+    assert modes
+    assert not any(modes)
+    for picture in (done.images, done.difference):
+        assert picture is not None
+        assert not picture.requires_grad
+        picture.add_(0)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from halo_vae.nodes import actions
 from halo_vae.nodes.decode_latent import decode_latent
 from halo_vae.optim.accelerator import gpu_api
 from halo_vae.optim.budget import HOST_RESERVE, budget_of
 from halo_vae.optim.decode import Engine
-from halo_vae.optim.device import DeviceProfile, profile_from
+from halo_vae.optim.device import DeviceProfile, describe_device, profile_from
 from halo_vae.optim.device_readers import PoolReading, Readings, Versions, read_device
 from halo_vae.optim.errors import PlanError
 from halo_vae.optim.limits import LARGEST_TENSOR, kernel_elements
@@ -203,6 +205,7 @@ def test_me_4_the_record_names_what_was_refused() -> None:
 
 
 def test_me_6_a_batch_is_capped_however_much_is_free() -> None:
+    """The cap is the device's, no setting: plans, the monitor and the doctor show it; a setting turns batches off."""
     model, z = PointDec(), latent((64, 4, 8, 8))
     cap = profile().batch_cap
     assert cap <= 16
@@ -211,6 +214,11 @@ def test_me_6_a_batch_is_capped_however_much_is_free() -> None:
     assert 1 < largest <= cap
     assert heard.plan.images_per_pass == largest
     assert reasons_of(heard.plan)["images_per_pass"] == (str(largest), f"at most {cap}")
+    told = actions.monitor(new_session(), None)
+    assert re.search(rf"pictures per pass +at most {describe_device('cpu').batch_cap}\b", told)
+    one_by_one, model = settings(batch_optimization=False), PointDec()
+    record(model, z[:3], one_by_one, profile(budget_bytes=TIB))
+    assert [shape[0] for shape in shapes(model)] == [1, 1, 1]
     singles = torch.cat([record(PointDec(), one, settings())[0] for one in z.split(1)])
     assert torch.equal(images, singles)
     assert max_diff(images, whole(PointDec(), z)) == 0
@@ -242,9 +250,7 @@ def largest_of(plan: Plan | ClipPlan) -> int:
 @pytest.mark.parametrize("strategy", ["strips", "tiles"])
 @pytest.mark.parametrize("machine", ["gfx1151", "gfx942", "cuda", "cpu"])
 @pytest.mark.parametrize("shape", [(1, 4, 512, 512), (8, 4, 128, 128)])
-def test_me_7_no_kernel_gets_more_than_32_bits_can_index(
-    shape: tuple[int, ...], machine: str, strategy: str
-) -> None:
+def test_me_7_no_kernel_gets_more_than_32_bits_can_index(shape: tuple[int, ...], machine: str, strategy: str) -> None:
     for tile_bytes in (None, TIB):  # the device's own, and as large as it likes
         wide = {} if tile_bytes is None else {"tile_bytes": tile_bytes, "pass_pixels": 1 << 60}
         chosen = DecodeSettings(precision_mode="fp32", plan=strategy, tile_size=0)  # type: ignore[arg-type]

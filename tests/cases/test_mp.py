@@ -17,6 +17,8 @@ from halo_vae.optim.pool import MemoryPool
 from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.support import decode, max_diff, settings, whole
 from halo_vae.tests.fixtures import ConvDec, FakeVAE, OverflowDec, PointDec, latent
+from halo_vae.tests.nodes.fake_host import FakeHost
+from halo_vae.tests.nodes.support import new_session
 
 
 class ReusesItsBuffer(PointDec):
@@ -94,6 +96,9 @@ def test_mp_5_no_cache_is_emptied_per_tile(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(model.log) == (side // 16) ** 2
         Engine().decode(exact_conv(ConvDec()), latent((1, 4, side, side)), exact_settings(128, "tiles"))
         per_decode.append(dict(calls))
+        host = FakeHost()
+        new_session(host).decode({"samples": latent((1, 4, side, side))}, FakeVAE(PointDec()), settings(128, 0))
+        assert host.rooms == []  # nor is the host asked to empty its own
     assert per_decode[0] == per_decode[1]
     assert all(n <= 2 for n in per_decode[0].values())
 

@@ -164,7 +164,7 @@ def test_om_4_always_short_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         decode_latent({"samples": latent((1, 4, 64, 64))}, vae, settings(0, method="auto"), observer=heard)
     areas = [math.prod(call["shape"][-2:]) for call in model.log]
-    assert len(areas) <= MAX_ATTEMPTS
+    assert len(areas) <= MAX_ATTEMPTS <= 8
     assert all(a > b for a, b in itertools.pairwise(areas))
     height, width = heard.plans[-1].tile_px
     assert f"{height}x{width} px" in str(caught.value)

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from halo_vae.nodes.decode_latent import decode_latent
+from halo_vae.optim.decode import Engine
 from halo_vae.optim.device import describe_device
 from halo_vae.optim.errors import LatentError, NonFiniteError
-from halo_vae.tests.cases.support import DTYPE_NAMES, decode, max_diff, record, settings, whole
-from halo_vae.tests.fixtures import ConvDec, FakeVAE, OverflowDec, PointDec, latent, to_image
+from halo_vae.tests.cases.exact import exact_conv, exact_settings
+from halo_vae.tests.cases.exact_clip import exact_causal
+from halo_vae.tests.cases.support import DTYPE_NAMES, Recorder, decode, max_diff, record, settings, whole
+from halo_vae.tests.fixtures import CausalDec, ConvDec, FakeVAE, OverflowDec, PointDec, latent, to_image
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 MODES = ("auto", "fp32", "bf16", "fp16", "mixed")
@@ -92,6 +95,18 @@ def test_pr_4_bad_latent_is_named_as_the_cause(mode: str, tile_px: int, bad: flo
     assert model.log == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("clip", [False, True])
+def test_pr_4_in_the_exact_engine(mode: str, bad: float, clip: bool) -> None:
+    decoder = exact_causal(CausalDec()) if clip else exact_conv(ConvDec())
+    z, heard = latent((1, 4, 3, 4, 4) if clip else (1, 4, 16, 16)), Recorder()
+    z.view(-1)[7] = bad
+    with pytest.raises(LatentError, match="the latent itself holds NaN or inf"):
+        Engine().decode(decoder, z, exact_settings(64, precision_mode=mode), observer=heard)
+    assert heard.plans == []  # the latent is tested first
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("tile_px", [64, 768])
 @pytest.mark.parametrize("shape", [(2, 4, 16, 16), (2, 4, 3, 16, 16)])
@@ -141,6 +156,18 @@ def test_pr_10_eight_bit_weights_are_widened_for_the_call(vae_dtype: torch.dtype
     assert max_diff(decode(model, z, settings()), whole(twin, z)) <= 1e-3
     assert {p.dtype for p in model.parameters()} == {torch.float8_e4m3fn}
     assert torch.float8_e4m3fn not in {call["dtype"] for call in model.log}
+    assert heard.fallbacks == []
+
+
+@pytest.mark.parametrize("plan", ["strips", "tiles"])
+def test_pr_10_in_the_exact_engine(plan: str) -> None:
+    model, z, heard = ConvDec().to(torch.float8_e4m3fn), latent((1, 4, 20, 20)), Recorder()
+    twin = ConvDec().to(torch.float8_e4m3fn).to(F32)
+    decoder = exact_conv(model)
+    got = Engine().decode(decoder, z, exact_settings(64, plan, precision_mode="auto"), observer=heard)
+    assert max_diff(got, whole(twin, z)) <= 1e-3
+    assert {spec.dtype for spec in decoder.weights.specs.values()} == {torch.float8_e4m3fn}
+    assert {op.dtype for op in heard.ops} == {"float32"}
     assert heard.fallbacks == []
 
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from halo_vae.nodes.specs import SPECS
 from halo_vae.optim.decode import Engine
 from halo_vae.tests.cases.exact import exact_conv, exact_settings
 from halo_vae.tests.cases.support import Recorder, decode, max_diff, record, settings, shapes, whole
@@ -96,3 +97,10 @@ def test_tg_9_tile_size_is_in_pixels(ratio: int, shape: tuple[int, ...], edge: i
     assert max_diff(got, whole(PointDec(r=ratio), z)) <= 1e-6
     assert heard.plan.tile_px == (512, 512)
     assert {c.name: c.value for c in heard.plan.choices}["tile"] == "512x512 pixels"
+
+
+def test_tg_9_tooltips_name_the_unit() -> None:
+    sizes = [w for spec in SPECS for w in spec.widgets if w.id in ("tile_size", "overlap")]
+    assert len(sizes) == 8  # both, of the three decode nodes and the benchmark
+    assert all("pixels" in widget.tooltip.lower() for widget in sizes)
+    assert not any("latent" in widget.tooltip.lower() for widget in sizes)

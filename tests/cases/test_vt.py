@@ -64,6 +64,10 @@ def test_vt_2_lowered_fixture_is_the_fixture() -> None:
 @pytest.mark.parametrize("chunk", range(1, 8))
 @pytest.mark.parametrize("tile_px", [16, 768])
 def test_vt_2_streaming_keeps_what_came_before(chunk: int, tile_px: int) -> None:
+    """Chunks are of one length but the last: [1]*7, [2,2,2,1] … [6,1], [7]. Nobody can ask for others.
+
+    Tiny real Wan decoders, in any chunks: tests/optim/video/test_goldens.py, and the host's own in tests/comfyui.
+    """
     model, z = CausalDec(), latent((1, 4, 7, 3, 2))
     chosen = exact_settings(tile_px, chunk_frames=4 * chunk)
     got, heard = record_exact(model, z, chosen)
